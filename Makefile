@@ -15,10 +15,11 @@ PORT ?= 4200
 MODEL ?= smollm2
 VENV := .venv
 CUDA_VENV := .venv-cuda
-RUN := PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 $(VENV)/bin
+# Python may keep what it compiled: else each of hundreds of processes would compile the package again.
+RUN := PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 $(VENV)/bin
 
-# Two files of tests at a time, in the order of tests/conftest.py: much of a test is waiting for processes to start.
-SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+# Three files of tests at a time, in the order of tests/conftest.py: a third of a test is waiting, as for a server or a poll.
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 # A link, an anchor or a page that does not resolve is a warning, and a warning is an error.
 SITE := --fail-on-warning --keep-going --nitpicky --quiet --doctree-dir build/doctrees

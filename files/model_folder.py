@@ -1,4 +1,4 @@
-"""The folder of a model: whether the model generates or gives scores."""
+"""The kind of model in a folder: whether it generates or gives scores."""
 
 from pathlib import Path
 
@@ -16,12 +16,12 @@ SCORES = "ForSequenceClassification"
 
 
 def is_adapter(folder: Path) -> bool:
-    """Return whether a folder has an adapter alone."""
+    """Whether a folder has only an adapter."""
     return (folder / ADAPTER).is_file()
 
 
 def generates(folder: Path) -> bool:
-    """Return whether a folder has a model that generates: config.json names its class. False without such a file."""
+    """Whether a folder has a generative model, judging by the class in its config.json. False without such a file."""
     try:
         named = read_json_object(CONFIG, folder / CONFIG).get("architectures")
     except InvalidInput:

@@ -125,41 +125,47 @@ class Term:
 @hashed_once
 @dataclass(frozen=True, slots=True)
 class Call(HashedOnce):
-    """A model function call, or a pure computation on data.
-
-    `role` names the model (None for compute). `outputs` are the keys that it adds to `rows`, the rows it works on; a
-    generate works on the rows that it makes. A step has `num_rows` of them. `every` makes it an evaluation call: it
-    runs before training (step 0), after steps every, 2 * every, ... and after the last step. `stateful` computations
-    carry state from step to step. Groups of `rows_per_item` adjacent rows (a chosen and a rejected answer) are never
-    split. A train_step takes `epochs` * `mini_batches` optimizer steps on its `terms`; its `inputs` are the inputs of
-    all terms, its rows the rows of the first. `temperature` divides the logits of log-probabilities that a call makes.
-    A generate adds at most `max_new_tokens` to a row (0: not stated), in turns if it has a `play`. `host_seconds` is
-    the expected time of a compute whose work is done in worker processes on the node's CPUs. A compute that selects
-    rows has `chooses`. A compute that makes rows has a `row_limit`. `draws` names the stream of a generate's random
-    numbers, which calls may share.
-    """
+    """A model function call, or a pure computation on data."""
 
     name: str
     kind: CallKind
     role: str | None
+    """The model; None for compute."""
     inputs: tuple[Port, ...]
+    """A train_step's are the inputs of all its terms."""
     outputs: tuple[str, ...]
+    """The keys that it adds to `rows`."""
     operation: Operation
     rows: RowSet
+    """The rows that it works on; a generate works on the rows that it makes, a train_step on the rows of its first
+    term."""
     num_rows: int
+    """The number of `rows` in a step."""
     every: int | None = None
+    """Makes it an evaluation call: it runs before training (step 0), after steps every, 2 * every, ..., and after the
+    last."""
     stateful: bool = False
+    """Whether a computation carries state from step to step."""
     rows_per_item: int = 1
+    """Groups of this many adjacent rows (a chosen and a rejected answer) are never split."""
     mini_batches: int = 1
     epochs: int = 1
+    """A train_step takes `epochs` * `mini_batches` optimizer steps on its `terms`."""
     temperature: float = 1.0
+    """Divides the logits of the log-probabilities that the call makes."""
     max_new_tokens: int = 0
+    """The most tokens that a generate adds to a row; 0 means not stated."""
     host_seconds: float | None = None
+    """The expected time of a compute that works in worker processes on the node's CPUs."""
     terms: tuple[Term, ...] = ()
     chooses: RowSet | None = None
+    """The rows that a select keeps."""
     row_limit: RowLimit | None = None
+    """How long the rows may be that a computation makes."""
     draws: str = ""
+    """The name of the stream of a generate's random numbers, which calls may share."""
     play: PlayBounds | None = None
+    """Set if a generate works in turns."""
 
     def setting(self, field_name: str) -> str:
         """Return a setting's name as you would state it, with the parameter that contains the call's settings.

@@ -23,38 +23,40 @@ Recompute = int | Literal["all"]
 @hashed_once
 @dataclass(frozen=True, slots=True)
 class Placement(HashedOnce):
-    """The mesh, strategy and engine of a call.
-
-    `micro_batches` is per data-parallel replica and mini-batch; vLLM does not use it. `cache_gib` are the GiB of vLLM's
-    key-value cache on each device (None: room for all rows of a replica at their longest). Rows without room in the
-    cache wait, or are preempted. `offload` names the part of the call's instance that is in host memory while no call
-    uses it. With `prefetch` it is reloaded while the previous call runs. Without it, it is reloaded only when its
-    devices are idle, so no other call needs memory for it. `device_order` are the mesh's devices, by position, in the
-    order of the strategy's coordinates; empty: as the mesh lists them. `recompute` are the layers of each pipeline
-    stage that keep only their input for the backward of a train_step, which runs their forward again. With
-    `sequence_parallel` a train_step divides tokens over tp wherever it does not divide products. `python` is the engine
-    of compute calls, which use the host CPU of a single device. The rows of a generate or an inference are cut into
-    `parts` equal parts, by whole groups. Each part is a task run, and a part of a reader may begin when the parts of
-    its input with its rows have ended. With `rows_first` the rows of the call move to their readers directly after it,
-    ahead of other calls that could begin then.
+    """The mesh, strategy and engine of a call, and its words.
 
     `placement/words/` has a file for each word, with its check, its effect on costs and its setting for engines.
-    `registered` are words that are not part of this package, by name, unless they have their default.
     """
 
     mesh: DeviceMesh
     strategy: Strategy
     engine: EngineKind
+    """`python` is the engine of compute calls, which use the host CPU of a single device."""
     micro_batches: int = 1
+    """Per data-parallel replica and mini-batch; vLLM does not use it."""
     offload: Offload = "none"
+    """The part of the call's instance that is in host memory while no call uses it."""
     device_order: tuple[int, ...] = ()
+    """The mesh's devices, by position, in the order of the strategy's coordinates; empty means as the mesh lists
+    them."""
     prefetch: bool = True
+    """Whether an offloaded part is reloaded while the previous call runs. Otherwise it is reloaded only when its
+    devices are idle, so no other call needs memory for it."""
     cache_gib: float | None = None
+    """GiB of vLLM's key-value cache on each device; None means room for all rows of a replica at maximum length. Rows
+    without room in the cache wait, or are preempted."""
     recompute: Recompute = 0
+    """How many layers of each pipeline stage keep only their input for a train_step's backward pass, which runs their
+    forward again."""
     sequence_parallel: bool = False
+    """Whether a train_step divides tokens over tp wherever it does not divide products."""
     parts: int = 1
+    """Into how many equal parts the rows of a generate or an inference are cut, by whole groups. Each part is a task
+    run, and a reader's part may begin when the parts of its input with its rows have ended."""
     rows_first: bool = False
+    """Whether the call's rows move to their readers directly after it, ahead of other calls that could begin then."""
     registered: tuple[tuple[str, Any], ...] = ()
+    """Words from other packages, by name, unless they have their default."""
 
     @property
     def cache_bytes(self) -> int | None:

@@ -29,7 +29,7 @@ class RowLimit:
     max_new_tokens: int = 0
 
     def of(self, longest_input: int) -> int:
-        """Return the longest row in tokens, if the longest input row has `longest_input` tokens."""
+        """Return the most tokens that a row may have, if the longest input row has `longest_input` tokens."""
         return self.longest if self.longest is not None else longest_input + self.max_new_tokens
 
 

@@ -40,7 +40,7 @@ PLAIN: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "layers_to_transform": ((None, []), "null: every layer has the adapter"),
     "lora_bias": ((False, None), "false"),
 }
-"""Values of adapter_config.json that leave an adapter plain, by key, and what is right instead of others."""
+"""Values of adapter_config.json that leave an adapter plain, by key, and what to use instead of other values."""
 READ = {"peft_type", "r", "lora_alpha", "use_rslora", "modules_to_save", "base_model_name_or_path", "task_type"}
 WITHOUT_EFFECT = {
     *("target_modules", "exclude_modules", "layers_pattern"),  # the tensors show their choice

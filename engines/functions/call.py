@@ -1,4 +1,4 @@
-"""A call of a user's function, sync or async, and a verdict per row on its result. Every failure is reported."""
+"""Calls a user's function, sync or async, and returns a verdict on each row. Every failure is reported."""
 
 import asyncio
 import inspect

@@ -44,7 +44,7 @@ spec.loader.exec_module(sys.modules[name])
 sys.argv = [module, *rest]
 run_module(module, run_name="__main__", alter_sys=True)
 """
-"""Another interpreter finds this package, and nothing else that is installed beside it."""
+"""With it, another interpreter finds this package but no other package installed next to it."""
 _PACKAGE = Path(__file__).parents[2]
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # a worker uses a single CPU

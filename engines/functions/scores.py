@@ -24,8 +24,7 @@ SCORES = f"a number from {-MOST_SCORE:g} to {MOST_SCORE:g}"
 
 Blame = Literal["response", "code", "row", "result"]
 """The cause of a failure: the response; or a mistake in the code, or a key that rows lack, with every response.
-
-`result`: the function returned something other than a number, which it may do for some responses only."""
+`result` means that the function returned something other than a number, which it may do for some responses only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class Verdict(Message):
 
 
 def wrong_names(names: Collection[str]) -> str:
-    """Return a complaint about the names of a row's other numbers, or an empty text.
+    """Return a complaint about the names of a row's other numbers; empty if they are valid.
 
     >>> wrong_names(["words"]), wrong_names(["two\\nlines"])
     ('', "a number named 'two\\\\nlines', expected a name of 1 to 100 printable characters")

@@ -64,7 +64,7 @@ def play_rows(
 
 
 def answer_tokens(command: CallCommand, source: RowSource | None) -> AnswerTokens:
-    """Return the text and tokens of the call's plays, in the tokenizer of the role that plays.
+    """Return the converter between text and tokens for the call's plays, with the playing role's tokenizer.
 
     If that role reads the dataset, the settings are the same as for reading its prompts.
     """

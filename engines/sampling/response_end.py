@@ -33,10 +33,10 @@ def stopped_turns(
 def cut_share(
     responses: Sequence[Sequence[int]], sampling: SamplingSettings, ends: Sequence[int], path: str
 ) -> float | None:
-    """Return the share of responses that were cut at their most tokens, before an end token or a stop string.
+    """Return the share of responses that were cut at their token limit, before an end token or a stop string.
 
-    Returns None without responses, or if nothing but its length ends a response. `ends` are the model's end tokens,
-    `path` its folder.
+    Returns None without responses, or if only its length can end a response. `ends` are the model's end tokens, `path`
+    its folder.
     """
     if not responses or not (sampling.stop_at_eos or sampling.stop):
         return None

@@ -1,10 +1,10 @@
 """NF4 with double quantisation in plain torch, bit for bit as bitsandbytes 0.50 computes it, but for a mean.
 
-QLoRA (Dettmers et al. 2023, section 3): a number of a block of 64 is the nearest of 16 quantiles of a normal
-distribution, times the block's largest absolute value. These scales, less their mean, are quantised to eight bits in
-blocks of 256 (Dettmers et al. 2022). bitsandbytes adds them up in float32, in an order that depends on the number of
-threads; here their mean is exact. Its own kernels on CUDA multiply without a whole dequantised matrix; here a layer is
-dequantised before its product.
+QLoRA (Dettmers et al. 2023, section 3): a number in a block of 64 becomes the nearest of 16 quantiles of a normal
+distribution, times the block's largest absolute value. These scales, minus their mean, are quantised to eight bits in
+blocks of 256 (Dettmers et al. 2022). bitsandbytes computes the mean in float32, in an order that depends on the number
+of threads; here it is exact. bitsandbytes' own kernels on CUDA multiply without a whole dequantised matrix; here a
+layer is dequantised before its product.
 
 Shapes: O outputs and I inputs of a matrix, K scales of scales and their mean.
 """
@@ -30,7 +30,7 @@ _LEAST = 1e-38  # the scale of a block of zeros, to divide by
 
 
 class FourBits(NamedTuple):
-    """A matrix in four bits: pairs of numbers [O, I / 2], scales of blocks [O, I / 64], and scales of these [K]."""
+    """A four-bit matrix: pairs of numbers [O, I / 2], scales of blocks [O, I / 64], and scales of these [K]."""
 
     pairs: Tensor
     absmax: Tensor
@@ -43,10 +43,10 @@ WHOLE = slice(None), slice(None)
 
 
 def quantize(matrix_OI: Tensor, device: torch.device | None = None, part: Part = WHOLE) -> FourBits:
-    """Quantise a part of a whole matrix, whose columns are whole blocks, on a device; the result is there.
+    """Quantise a part of a matrix on `device`, where the result stays; its columns must be whole blocks.
 
-    The numbers of the part are those that it has in the whole matrix. Its scales depend on all blocks of the matrix, so
-    all of it is read for these; the rest is computed for the part alone, which is most of the time.
+    The part gets the same numbers as in the whole matrix. Its scales depend on all of the matrix's blocks, so the whole
+    matrix is read for these; everything else, which takes most of the time, is computed only for the part.
     """
     outputs, inputs = matrix_OI.shape
     device = device or matrix_OI.device
@@ -86,9 +86,9 @@ def dequantize(made: FourBits, dtype: torch.dtype) -> Tensor:
 
 
 def scales_of(absmax: Tensor, nested_absmax: Tensor, first: tuple[int, int], columns: int) -> Tensor:
-    """Return the scales of blocks in float32, in the shape of `absmax` [rows, blocks], which may be a part of a matrix.
+    """Return the blocks' scales in float32, in the shape of `absmax` [rows, blocks], which may be part of a matrix.
 
-    The part begins with the row and column `first` of a matrix with `columns`.
+    The part begins at row and column `first` of a matrix with `columns` columns.
     """
     rows, blocks = absmax.shape
     device, of_row = absmax.device, columns // BLOCK

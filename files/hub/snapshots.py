@@ -45,7 +45,9 @@ _read: dict[tuple[Path, HubPath, Part], Path] = {}  # what this process has foun
 
 
 def in_words() -> str:
-    """Return a line on models and datasets by their names, without a request: their folder, its room, and the login."""
+    """Return a line about models and datasets by name, without a request: their folder, its free space, and the
+    login.
+    """
     from huggingface_hub import constants, get_token
 
     cache = cache_of_hub()
@@ -90,7 +92,7 @@ def model_folder(place: HubPath, field: str, seen: str, part: Part = "all", say:
 def dataset_folder(place: HubPath, field: str, seen: str, patterns: Sequence[str], say: Say = _log.warning) -> Path:
     """Return a repository's folder. Files that match a pattern of `fnmatch` are downloaded first.
 
-    Raises InvalidInput, at `field` and about the text `seen`, if none does: its line names files that exist.
+    Raises InvalidInput, at `field` and about the text `seen`, if no file does; the error names files that exist.
     """
     there = at_commit(place, field, seen)
     listed = listing(there, field, seen)

@@ -21,7 +21,7 @@ OF_LIBRARIES = (
     *("prefect_rlhf", "prefect", "docket", "httpx", "httpcore"),
     *("vllm", "megatron", "transformers", "torch", "triton", "ray"),
 )
-"""Packages that write to the log file; the handlers of other loggers are a person's own, and write where they did."""
+"""Packages that write to the log file; handlers of other loggers are yours, and keep their targets."""
 
 
 class _Quiet:

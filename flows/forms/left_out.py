@@ -14,7 +14,7 @@ from prefect_rlhf.errors.errors import Missing
 LEFT_OUT = "<left out of this file: "
 SECRET = "a secret"
 NAMES_OF_OTHERS = ("columns", "chat_template_kwargs", "functions", "limits", "placement", "role_deadlines")
-"""Groups whose keys a person chose: names of columns, variables, rewards, metrics, calls and roles."""
+"""Groups with keys that you choose: names of columns, variables, rewards, metrics, calls and roles."""
 OF_SECRETS = ("env", "headers")
 """Groups of an MCP server that hold its credentials."""
 LEAST_CHARACTERS = 8  # of a variable's value that is looked for in texts

@@ -11,7 +11,7 @@ from prefect_rlhf.errors.right_value import written
 from prefect_rlhf.errors.wrong_setting import without_branches
 
 MAIN = ("path", "function")
-"""Fields that stand for their whole group: who writes `actor: m0` means its path."""
+"""Fields that may stand for their whole group: `actor: m0` means its path."""
 MOST_KEYS = 8
 _IS_FUNCTION = re.compile(r"[\w./-]+:\w+")
 

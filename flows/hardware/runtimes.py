@@ -20,7 +20,7 @@ class Runtime:
 
 
 OURS = Runtime("prefect-rlhf", RUNTIME, "readings of an H100")
-"""Our engines, with which a run of ours is predicted."""
+"""Our engines, which a run's predictions assume."""
 PUBLIC = Runtime("public", replace(RUNTIME, matmul=0.62, taken_layer_seconds=0.43), "half of the public runs")
 """One runtime for all public runs, NeMo-RL, verl and prime-rl of 2025 and 2026. Two constants differ from ours. They
 were fitted to half of the runs (benchmarks/public_runs.py): what products reach within a whole engine, and the host's

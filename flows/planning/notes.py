@@ -107,7 +107,7 @@ def not_run(question: Question) -> Iterator[str]:
 
 
 def models_not_run(graph: DataflowGraph) -> Iterator[str]:
-    """Yield a line for each model that can be planned but not run, and for each reader that lacks some tokens."""
+    """Yield a line for each model that can be planned but not run, or that lacks tokens in the rows it reads."""
     roles: dict[tuple[str, str], list[str]] = defaultdict(list)
     for model in graph.models:
         if model.shape.not_run:

@@ -16,7 +16,7 @@ from prefect_rlhf.placement.cost.times.contradiction import contradictions
 from prefect_rlhf.placement.models.model import Dtype
 
 SPEEDS = "speeds.json"
-"""The file of a run folder with the speeds that its plan was chosen by: a resumed run keeps its plan."""
+"""The run folder's file with the speeds that its plan was chosen by, so that a resumed run keeps its plan."""
 
 
 def with_speeds(request: RunRequest) -> RunRequest:

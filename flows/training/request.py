@@ -207,7 +207,7 @@ def optimizer_parameters(graph: DataflowGraph, arguments: Mapping[str, Any]) -> 
 
 
 RECORDS = ("record_evaluation", "record_rollouts", "record_set")
-"""Computations whose files are the purpose of a run that trains no model."""
+"""Computations that write files. A run that trains no model has these as its purpose."""
 
 
 def untrained(graph: DataflowGraph) -> str:

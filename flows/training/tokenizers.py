@@ -14,7 +14,7 @@ from prefect_rlhf.tasks.data.vocabulary import Vocabulary, have_same_files, read
 from prefect_rlhf.tasks.play import Play
 
 PADDING = 0.002
-"""Share of a vocabulary by which models with the same tokens may differ, as Qwen2.5 1.5B and 7B do."""
+"""By which share vocabulary sizes may differ for models with the same tokens, such as Qwen2.5 1.5B and 7B."""
 
 
 def check_vocabulary_sizes(graph: DataflowGraph) -> None:

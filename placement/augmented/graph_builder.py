@@ -12,7 +12,7 @@ from prefect_rlhf.errors.errors import GraphError
 from prefect_rlhf.placement.augmented.node import Dependency, Node
 
 Priority = tuple[int, ...]
-"""Of two nodes that may both run, the one with the smaller priority goes first; see the module `priority`."""
+"""Of two nodes that are ready, the node with the smaller priority goes first; see the module `priority`."""
 
 
 class GraphBuilder:

@@ -29,9 +29,10 @@ from prefect_rlhf.placement.rows.partition import WHOLE, Part
 
 DependencyKind = Literal["data", "version", "state", "overwrite", "memory", "order"]
 SWITCH = "switch"
-"""The kind of the task run between two plans of a run, which is no node of either."""
+"""The kind of the task run that switches a run between two plans; it is a node of neither plan."""
 BEHIND = frozenset({Commit.kind, Export.kind, SWITCH})
-"""Kinds that do not belong to the time of a step: they run behind the next steps, after the last, or between two."""
+"""Kinds that do not count in a step's time: they run during the next steps, after the last step, or between two
+steps."""
 
 _STEP = re.compile(r"(\.v\d+)?@\d+$")  # of a node's id, with the version that an earlier step trained
 

@@ -18,9 +18,8 @@ from prefect_rlhf.placement.augmented.work import (
 )
 
 Resource = Literal["compute", "host_link", "disk", "hosts"]
-"""A part of a device that a node has to itself: its compute, the link to host memory, over which copies run, the way
-from there to disk, with the copy of its training state that is about to be written, or the worker processes of its rank
-on the node's CPUs."""
+"""Something that a node uses exclusively on a device: its compute, the link to host memory, the path to disk (with the
+staged copy of its training state), or its rank's worker processes on the node's CPUs."""
 RESOURCES: tuple[Resource, ...] = get_args(Resource)
 
 

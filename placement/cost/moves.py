@@ -27,7 +27,8 @@ from prefect_rlhf.placement.rows.partition import Part
 _UNSPLIT = -1  # in place of a tp part: what tp does not split, which every part holds
 _TABLE = -1  # in place of a stage: an embedding tied to the output, which the first stage holds and the last
 DISK_BYTES_PER_SECOND = 0.5e9
-"""One rank on a local disk, as measured (docs/internals/measured_log.md): the slowest that a checkpoint should meet."""
+"""One rank on a local disk, as measured (docs/internals/measured_log.md): the slowest disk that a checkpoint should
+meet."""
 _Part = tuple[int, ...]  # stage and tp part that a device holds; for experts also their numbers
 
 

@@ -40,7 +40,7 @@ from prefect_rlhf.placement.rows.moves import placed_moves
 from prefect_rlhf.placement.rows.partition import Part
 
 _SLOWED_MOVES = Transfer | Reallocate | Follow | HostCopy | Checkpoint
-"""Moves for which a profile knows how they share their hosts: none that goes to disk."""
+"""Moves that share their hosts as a profile has measured; moves to disk are not among them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,29 +19,32 @@ PROBED = "a probe of this machine"
 class Speeds:
     """Speeds that a device reached while all leased devices of its node did the same work.
 
-    `product_flops` is the FLOP/s of matrix products in `dtype`, `decoding_flops` of those in a decoding step of
-    FEW_ROWS rows, `further_rows_flops` of what further rows add to them, at least as many; both None if they were not
-    measured. Bytes per second are of memory (reads and writes), of copies between device and host, and of a link
-    between two devices in each direction.
-    `elementwise_bytes_per_second` is of the bytes that the cost model counts for a layer outside of its products; None
-    if it was not measured. `link_latency_seconds` is the time of a small message. Both link values are None for a
-    single device. `megatron_layer_seconds` and `vllm_layer_seconds` are the part of a layer's decoding step that does
-    not depend on its size; None if it was not measured. `busy` is the share of the cores that other programs used
-    during the probe, from 0 to 1.
+    Bytes are per second, a link's in each direction. None means not measured; a single device has no link.
     """
 
     dtype: Dtype
     product_flops: PositiveFloat
+    """FLOP/s of matrix products in `dtype`."""
     decoding_flops: PositiveFloat | None = None
+    """FLOP/s of products in a decoding step of FEW_ROWS rows."""
     further_rows_flops: PositiveFloat | None = None
+    """FLOP/s that further rows, at least as many, add to them."""
     memory_bytes_per_second: PositiveFloat
+    """Reads and writes of device memory."""
     host_bytes_per_second: PositiveFloat
+    """Copies between device and host."""
     elementwise_bytes_per_second: PositiveFloat | None = None
+    """Element-wise work, in the bytes that the cost model counts for a layer outside of its products."""
     link_bytes_per_second: PositiveFloat | None = None
+    """The link between two devices."""
     link_latency_seconds: PositiveFloat | None = None
+    """The time of a small message."""
     megatron_layer_seconds: PositiveFloat | None = None
+    """The part of a layer's decoding step that does not depend on its size."""
     vllm_layer_seconds: PositiveFloat | None = None
+    """The same in vLLM."""
     busy: float = 0.0
+    """The share of the cores that other programs used during the probe, from 0 to 1."""
 
     def on(self, hardware: Hardware) -> Hardware:
         """Return a node that reaches these speeds: peaks are scaled, because kernels reach a share of each peak."""

@@ -104,29 +104,28 @@ class Device(NamedTuple):
 @hashed_once
 @dataclass(frozen=True, slots=True)
 class ClusterShape(HashedOnce):
-    """`num_nodes` nodes of `devices_per_node` devices with `device_memory_bytes` each.
-
-    `node_speeds` are the speeds of the devices of each node, relative to each other; empty: all the same.
-    `node_memory_bytes` is the memory of a device of each node; empty: all have `device_memory_bytes`. `node_devices`
-    names the kind of device of each node, such as a100-80; empty: all the same, of an unknown kind. `host_memory_bytes`
-    is the host memory of each node for offloaded models; 0: unknown. `backend` is the kind of code that the devices
-    run, as a lease or site of the cluster states it. `leased` is the part that the lease or site has; None: all of it.
-    `headroom` is the share of each device that no plan may use, as a run or a question states it. `room` is the share
-    that plans keep free without a headroom, for uncounted memory.
-    """
+    """`num_nodes` nodes of `devices_per_node` devices with `device_memory_bytes` each."""
 
     name: str
     num_nodes: int
     devices_per_node: int
     device_memory_bytes: int
     node_speeds: tuple[float, ...] = ()
+    """The speeds of each node's devices, relative to each other; empty if all are equal."""
     node_memory_bytes: tuple[int, ...] = ()
+    """The memory of a device of each node; empty if all have `device_memory_bytes`."""
     host_memory_bytes: int = 0
+    """The host memory of each node for offloaded models; 0 means unknown."""
     node_devices: tuple[str, ...] = ()
+    """The kind of device of each node, such as a100-80; empty if all are of the same unknown kind."""
     backend: Backend = field(default="cuda", compare=False)  # of a lease or site, not of the shape
+    """The kind of code that the devices run, as stated by the lease's or site's cluster."""
     headroom: float = field(default=0.0, compare=False)
+    """The share of each device's memory that plans must leave free, as stated for a run or a question."""
     room: float = field(default=0.0, compare=False)
+    """The share that plans keep free without a headroom, for uncounted memory."""
     leased: DeviceMesh | None = field(default=None, compare=False, repr=False)  # of a lease or site
+    """The part that the lease or site has; None means all of it."""
 
     @property
     def whole(self) -> DeviceMesh:

@@ -18,7 +18,7 @@ from prefect_rlhf.placement.plan import (
 )
 
 Shared = Mapping[ModelInstance, Mapping[str, ModelInstance]]
-"""Of instances that hold less than all of their weights: the instance that holds each of the others, by their name."""
+"""For instances that hold only some of their weights: the instance that holds each of the others, by their name."""
 
 
 def shared_weights(graph: DataflowGraph, plan: ExecutionPlan) -> Shared:

@@ -1,6 +1,7 @@
 """GPU memory while models are built, one after another: what engines need then, but not later.
 
-An offloaded part leaves the device as soon as its instance is built, so instances that alternate later do so now.
+An offloaded part leaves the device as soon as its instance is built, so instances that later take turns on a device
+already do so here.
 """
 
 from __future__ import annotations

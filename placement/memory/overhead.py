@@ -49,7 +49,7 @@ def overhead(graph: DataflowGraph, plan: ExecutionPlan, backend: Backend) -> Map
 
 
 def spread_overhead(graph: DataflowGraph, plan: ExecutionPlan, backend: Backend) -> Spread[tuple[ByteShare, ...]]:
-    """Return the same by kind of device."""
+    """Return `overhead` by kind of device."""
     users = instances(graph, plan) if backend == "cuda" else {}
     of_users = (
         (instance, frozenset(call.kind for call in calls), graph.model(instance.role))

@@ -44,9 +44,9 @@ StatedWords = Set[tuple[str, str]]
 CACHE_STEP = sqrt(2)  # ratio of the bytes of consecutive cache sizes
 Change = Callable[[ExecutionPlan], ExecutionPlan]
 LARGE_TOKENS: Mapping[Backend, int] = MappingProxyType({"cuda": 2048, "cpu": 1})
-"""Tokens for each tensor-parallel part from which on a micro-batch is large. In a small one a GPU waits for launches of
-kernels. The presets of five questions take 41.5 s by the estimate (geometric mean) with it, 53.2 s with 1, 41.7 s with
-1,024 and 42.4 s with 4,096. On CPU nothing is launched."""
+"""From this many tokens per tensor-parallel part on, a micro-batch is large. In a small micro-batch a GPU waits for
+kernel launches. The presets of five questions take 41.5 s by the estimate (geometric mean) with it, 53.2 s with 1, 41.7
+s with 1,024 and 42.4 s with 4,096. A CPU launches no kernels."""
 
 
 def with_changes(plan: ExecutionPlan, calls: Sequence[Call], **fields: object) -> ExecutionPlan:

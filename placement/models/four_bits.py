@@ -6,9 +6,9 @@ A matrix [out, in] is cut into blocks of 64 numbers, row by row. A number has fo
 
 BLOCK = 64
 SCALES = 256
-"""Blocks whose scales have a scale in common."""
+"""How many blocks' scales have a scale in common."""
 AT_ONCE = 1 << 22
-"""Numbers that are dequantised at once: their temporary tensors are of six bytes each, and of 40 for each block."""
+"""How many numbers are dequantised at once; their temporary tensors take six bytes each, and 40 for each block."""
 
 
 def nested_scales(num_blocks: int) -> int:

@@ -95,7 +95,7 @@ _OF_KIND: Mapping[str, tuple[str, float]] = MappingProxyType(
     | {"mixtral": ("mistralai", 1e6), "qwen3_moe": ("qwen", 1e6)}
     | {"mistral": ("mistralai", 1e6), "gemma": ("google", 1e4), "gemma2": ("google", 1e4), "gemma3": ("google", 1e6)}
 )
-"""Organisation on the hub, and the base of rotary embeddings."""
+"""Organisation on the Hub, and the base of rotary embeddings."""
 _FAMILY_OF_KIND = {"llama3.1": "llama", "gemma3": "gemma3_text"}
 _NOT_RUN = {"mistral-7b-v0.1": "sliding_window 4096"} | dict.fromkeys(
     ("gemma-3-4b", "gemma-3-12b", "gemma-3-27b"), "Gemma3ForConditionalGeneration, which sees pictures"

@@ -8,7 +8,7 @@ from typing import Literal
 from prefect_rlhf.placement.models.adapter import AdapterSpec
 
 Head = Literal["lm", "scalar", "lm+scalar"]
-"""The end of a model: in tokens, in one number a token, or in both on one trunk, which actor and critic share."""
+"""A model's output: tokens, a number per token, or both on one trunk, which actor and critic share."""
 Dtype = Literal["float32", "bfloat16"]
 BaseDtype = Literal["nf4"]
 """The formats of a frozen base in fewer bits: nf4 is QLoRA's, with double quantisation (`models/four_bits.py`)."""

@@ -21,11 +21,11 @@ class Output:
     """`module:function`, which a rank imports. It returns the numbers of a `HeadInput`, [N], or [N, width] for a vector
     of each; `engines/megatron/vocabulary/outputs.py` has examples."""
     per: Literal["token", "row"] = "token"
-    """Whether it has numbers for each response token, or for each row, whose last token they belong to."""
+    """Whether it has numbers for each response token, or for each row (at its last token)."""
     width: int | None = None
     """The length of its vectors, such as the k of the k likeliest tokens; None for plain numbers."""
     reads_tokens: bool = False
-    """Whether it depends on the token at its place, and not on the tokens before alone."""
+    """Whether it depends on the token at its place, not only on the tokens before."""
 
     @property
     def numbers(self) -> int:

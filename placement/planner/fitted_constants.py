@@ -31,14 +31,14 @@ PRIOR: Mapping[str, float] = dict.fromkeys(CONSTANTS, 1.5) | {"memory": 0.2}
 MOST_UNCERTAIN = log(2)
 """Logarithm of the largest factor by which a fitted constant may be uncertain."""
 OVERHEAD_SECONDS = 0.02
-"""A node's seconds that the cost model leaves out: nodes that take no longer hardly count."""
+"""Seconds of a node that the cost model leaves out, so nodes that take no longer hardly count."""
 CONFIRMED = 1.5
 """Up to this root mean square of the deviations, in standard deviations, measured seconds confirm the constants."""
 EXPLAINED = 2.0
 """Up to this root mean square the corrected constants explain the measured seconds."""
 MOST_TIMES = 2.0
-"""Corrected constants that price a step at more than this many times its seconds, or less than their inverse, explain
-nothing: calls on chosen rows are no part of the fit, but of the step."""
+"""If corrected constants price a step at more than this many times its seconds, or at less than the inverse, they
+explain nothing: calls on selected rows are part of the step, but not of the fit."""
 STEPS = 4  # unrolled: enough that every kind of node occurs
 STEP = 0.02  # of a logarithm, for differences
 

@@ -11,7 +11,7 @@ from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.schedule.throughput import IterationWork
 
 ENOUGH = 0.6
-"""Static memory use below which more devices bring less and less (ReaL, section 8.4 and figure 17)."""
+"""Static memory use below which more devices bring diminishing returns (ReaL, section 8.4 and figure 17)."""
 STATIC_SHARES = ("gradients", "optimizer")  # states that are neither freed nor moved (ReaL, section 4)
 
 

@@ -114,8 +114,9 @@ def leased_mesh(name: str, cluster: ClusterShape, field: str = "mesh") -> Device
     >>> leased_mesh("n0:2", cluster)
     Traceback (most recent call last):
         ...
-    prefect_rlhf.errors.errors.InvalidInput: mesh: got 'n0:2', expected devices of the lease n0:2-3, counted from its first: n0:0-1
-    """  # noqa: E501
+    prefect_rlhf.errors.errors.InvalidInput: mesh: got 'n0:2', expected devices of the lease n0:2-3, counted from \
+its first: n0:0-1
+    """
     named, leased = DeviceMesh.parse(name, field), cluster.usable
     counted = _moved(leased, -leased.first_node, -leased.first_device)
     if leased != cluster.whole and not counted.contains(named):

@@ -244,4 +244,4 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 """Every preset by its name."""
 
 ALIASES: Mapping[str, str] = MappingProxyType({"colocate": "flattening", "hybridflow-colocate": "flattening"})
-"""Other names of the same: HybridFlow's (section 8.3)."""
+"""Other names for the same presets: HybridFlow's (section 8.3)."""

@@ -18,7 +18,7 @@ from prefect_rlhf.placement.words.table import WORDS, having
 from prefect_rlhf.placement.words.word import shown
 
 Words = Mapping[str, Mapping[str, Any]]
-"""By call, the values of words; the words are those of a call in a plan file."""
+"""Values of words by call; the words are those of a call in a plan file."""
 NO_WORDS: Words = MappingProxyType({})
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Port
 
 TOKEN_KEYS = frozenset({"tokens", "prompt_tokens"})
-"""The keys whose values are token ids."""
+"""The keys with token ids as values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ WORK_OF: Mapping[str, str] = {
 TWICE = {name: Correction(**{name: 2.0}) for name in CONSTANTS}
 FACTORS = (0.5, 0.7, 1.3, 2.0)
 CHANGES = {(name, factor): Correction(**{name: factor}) for name in CONSTANTS for factor in FACTORS}
-"""Each constant alone, by its factor: the changes under which an answer should stay close to the best plan."""
+"""Each constant alone, by its factor. Under these changes an answer should stay close to the best plan."""
 
 
 @dataclass(frozen=True, slots=True)

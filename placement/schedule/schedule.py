@@ -21,7 +21,8 @@ from prefect_rlhf.placement.devices.blocks import blocks_of
 from prefect_rlhf.placement.schedule.list_schedule import Job, TimesLonger, job_spans
 
 STEPS_IN_FLIGHT = 4
-"""Steps that a run has submitted at most: two groups of two. What never waits for weights gets no further ahead."""
+"""The most steps that a run submits ahead: two groups of two. Even nodes that never wait for weights get no further
+ahead."""
 
 _SAME_SECONDS = 1e-9  # relative: periods that differ by less are equal
 

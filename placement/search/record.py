@@ -34,7 +34,7 @@ WORD_BYTES = 8
 
 
 METHODS: dict[str, Mapping[str, Any]] = {}
-"""The static methods of records, by the names of their classes. Types are stored with compiled code, without these."""
+"""The static methods of records, by class name. Types are stored with compiled code, but without these."""
 
 
 class Record:

@@ -20,7 +20,7 @@ class Entries(BaseModel):
     """Base of models to which `with_words` adds a field for each axis and word, also for words registered later."""
 
     words_are_optional: ClassVar[bool] = False
-    """Whether a field without a value is None: a word that is not stated. Otherwise it has the word's default."""
+    """Whether a field without a value is None, for a word that is not stated. Otherwise it has the word's default."""
 
     @model_validator(mode="wrap")
     @classmethod

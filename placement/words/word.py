@@ -63,20 +63,22 @@ class Word(Generic[T]):
     other_calls: str = ""
     """Why another kind of call may not have it. The text completes a sentence: `a call of kind inference ...`."""
     offered: Callable[[EngineTraits], bool] | None = None
-    """Whether an engine with these traits offers it; None: if the engine's traits name it."""
+    """Whether an engine with these traits offers it; None if the engine's traits name it."""
     other_engines: Callable[[EngineKind], str] = "{} does not offer it".format
     """Why a call of another engine may not have it."""
     wrong: Callable[[Call, Placement, DataflowGraph], Iterator[InvalidInput]] = _nothing
     """Further checks of its value, in a call that may have it."""
     values: Callable[[Call, Placement, DataflowGraph], Sequence[T]] = _no_values
-    """The values that a legal call may have, from the fastest to the smallest in memory; empty: it saves no memory."""
+    """The values that a legal call may have, from the fastest to the smallest in memory; empty if it saves no
+    memory."""
     is_searched: bool = False
-    """Whether the search tries each of `values` with all others. Words that are not have a search of their own."""
+    """Whether the search tries each of `values` with all others. Words that are not searched so have a search of their
+    own."""
     saves: Literal["never", "first", "later"] = "never"
-    """Whether a plan that does not fit takes the last of `values` before copies of weights leave their devices, or
-    later. Within each, words come in the order of the table."""
+    """Whether a plan that does not fit uses the last of `values` before copies of weights leave their devices, or
+    after. Within each group, words come in the order of the table."""
     moves_nothing: bool = False
-    """Whether it changes how a call computes alone, and no node of the augmented graph."""
+    """Whether it only changes how a call computes, and no node of the augmented graph."""
     of_copy: bool = False
     """Whether all calls with a common copy of weights have the same value."""
     rebuilds: bool = False
@@ -88,11 +90,11 @@ class Word(Generic[T]):
     is_written: bool = False
     """Whether a plan file that we write also has its default, for engines that offer it."""
     effect: Callable[[Placement], Mapping[str, Any]] = _no_fields
-    """Fields of `Execution` that its value sets: what costs and bytes depend on."""
+    """Fields of `Execution` that its value sets, which costs and bytes depend on."""
     setting: Callable[[Placement], Mapping[str, Any]] = _no_fields
     """Fields of the engine's `TrainSettings` that its value sets."""
     phrase: Callable[[T], str] | None = None
-    """Its value for people, such as `8 micro-batches`; None: it is not said."""
+    """Its value for people, such as `8 micro-batches`; None if it is not mentioned."""
 
     def of(self, placed: Worded) -> T:
         """Return the word's value in a placement, or in an execution or settings made from a placement."""

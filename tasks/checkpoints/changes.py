@@ -27,7 +27,8 @@ _OF_LATER_STEPS = re.compile(
     r"models\.[^.]+\.optimizer\.(?!betas)\w+"
     r"|calls\.[^.]+\.(terms\.[^.]+\.)?(operation\.settings\..+|temperature|weight|mean_over)"
 )
-"""Places of an identity that decide only numbers of later steps. Moments are means under the betas that made them."""
+"""Places in an identity that affect only numbers of later steps. Betas do not: moments are means under the betas that
+made them."""
 
 _NO_NUMBER = "a parameter that is a number, or the schedule of a learning rate"
 _OTHER_STEPS = "a parameter that changes no rows, calls or lengths of a step"

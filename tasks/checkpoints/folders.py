@@ -52,8 +52,8 @@ LATEST = "latest"
 UNFINISHED = ".part"
 PARAMETER = "resume_from"  # as errors name it
 FORMAT = 5
-"""Of manifests. 1 stored paths of modules for operations, 2 did not store losses of a train_step by name, the records
-beside those of 3 count steps from 0, and 4 had a folder for each role."""
+"""The format of manifests. Format 1 stored module paths for operations, 2 did not store a train_step's losses by name,
+3's records count steps from 0, and 4 had a folder for each role."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,20 +14,17 @@ from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.tracing.operations import Bound
 
 ORIGIN = ("path", "new_head", "content")
-"""Fields of a model that matter only to where its version 0 comes from."""
+"""A model's fields that only say where its version 0 comes from."""
 
 _OF_EXECUTION = (
     *("python", "workers", "at_once", "expected_turns", "expected_answer_tokens", "seconds_per_answer"),
     *("deadline_seconds", "play_seconds", "retries", "most_failed"),
 )
-"""Settings of a play that matter only to where it runs, to its processes, to the planner, and to which rows fail.
-
-A run that ended because too many rows failed may resume with other limits: they change no token of a row that does not
-fail.
-"""
+"""A play's settings that affect only where it runs, its processes, the planner, and which rows fail. A run that ended
+because too many rows failed may resume with other limits, because these change no token of a row that does not fail."""
 
 _OF_TRIAL = ("try_first",)
-"""Settings of a reward function that matter only to its trial before a run."""
+"""A reward function's settings that affect only its trial before a run."""
 
 _HASH = re.compile(r"hash [0-9a-f]{16}")
 

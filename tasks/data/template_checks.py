@@ -20,7 +20,7 @@ RESERVED = (
     *("continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
     *("return_assistant_tokens_mask", "tokenizer_kwargs"),
 )
-"""Names of `apply_chat_template` that are no variables of a dataset."""
+"""Arguments of `apply_chat_template` that are not variables of a dataset."""
 
 
 class Templated(Protocol):

@@ -16,8 +16,8 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 FREE_WAIT_SECONDS = 60.0
-"""A GPU of a run that was killed is free after the driver has unpinned the host memory, which can take this long. A
-restart would otherwise fail on the memory of its own predecessor."""
+"""After a run was killed, its GPU is free only once the driver has unpinned the host memory, which can take this long.
+A restart would otherwise fail on the memory of its own predecessor."""
 POLL_SECONDS = 1.0
 
 

@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 NONE = Settings()  # for an operator without settings
 ROW_KEYS = frozenset({"tokens", "prompt_tokens"})
-"""A computation of either makes new rows."""
+"""A computation with either key makes new rows."""
 
 OFFERED = ("context", "state")  # arguments that a computation may name in addition to rows and settings
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 Names = Literal["verl", "trl", "own"]
-"""The trainer whose names metrics have in a tracker; a metric without such a name keeps its own."""
+"""The trainer with the names that metrics get in a tracker; a metric without such a name keeps its own."""
 
 TRAINERS = ("verl", "trl")
 PEERS: Mapping[str, tuple[str | None, str | None]] = {

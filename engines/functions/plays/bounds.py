@@ -47,7 +47,7 @@ def check_rewards(score: float | None, rewards: Mapping[int, float]) -> None:
 
 
 def check_numbers(numbers: Mapping[str, float]) -> None:
-    """Raise ValueError for too many numbers, for a number that is too large, and for a name that is no line of text.
+    """Raise ValueError for too many numbers, for a number that is too large, and for a name that is not a line of text.
 
     >>> check_numbers({"solved": 1.0})
     >>> check_numbers({"a\\nb": 1.0})

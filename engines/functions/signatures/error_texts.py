@@ -19,7 +19,7 @@ _SHORTEST_SECRET = 4
 _ADDRESS = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*://)[^\s'\"<>]+")
 _PATH = re.compile(r"(?<![\w.~/])~?/(?:[^\s/'\"<>:,;()\[\]{}]+/)+")
 _SECRET_KEY = re.compile(r"^(env|headers?)$|key|token|secret|passw|credential|auth", re.IGNORECASE)
-"""Names of arguments whose values are secrets; `env` is that of an MCP server."""
+"""Names of arguments with secret values; `env` is an MCP server's."""
 
 
 def for_the_model(function: PlayFunction) -> Callable[[BaseException], str] | None:

@@ -63,7 +63,7 @@ async def steps(
 
 
 def below(prompt: object, observation: str) -> str:
-    """Return an observation for the end of a prompt: on a new line, unless it begins with white space.
+    """Return an observation to append to a prompt: on a new line, unless it begins with white space.
 
     >>> below("Reply with a number.", "Say the number after 4.")
     '\\nSay the number after 4.'

@@ -20,7 +20,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.errors.in_short import in_short
 
 MOST_CALLS = 64
-"""Calls of a turn that run, each in a thread of its own. The model may write more."""
+"""How many calls of a turn run, each in a thread. The model may write more."""
 Kind = Literal["result", "bad call", "error"]
 
 

@@ -63,7 +63,7 @@ PHRASES: Mapping[str, Fault] = MappingProxyType(
 
 
 def as_ours(error: Exception) -> RlhfError:
-    """Return `error` if it is ours, else our error with its type, first line and place in a person's file.
+    """Return `error` if it is ours, else our error with its type, first line and place in a user's file.
 
     >>> as_ours(MemoryError("no room\\nfor it"))
     OutOfDeviceMemory('MemoryError: no room')

@@ -13,9 +13,9 @@ from prefect_rlhf.engines.gang.ray.wires import reach
 from prefect_rlhf.errors.errors import InvalidInput, RankLost
 
 PLACE_SECONDS = 60.0
-"""Limit of an agent's start and answers, and of the wait for nodes that the cluster lacks."""
+"""Time limit for an agent's start and answers, and for nodes that the cluster lacks."""
 HELD_SECONDS = 86400.0
-"""Limit of the wait for nodes that others hold."""
+"""How long to wait for nodes that others hold."""
 DEVICE_LABEL = "prefect-rlhf/device"
 """The label of Ray's nodes for their kind of device."""
 

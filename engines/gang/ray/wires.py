@@ -43,7 +43,9 @@ class Hello:
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(16))
 
     def dial(self, address: Address, number: int, kind: int) -> socket.socket:
-        """Return the wire `kind` of rank or node `number` to the controller at `address`. Raises OSError."""
+        """Connect to the controller at `address`; return the wire of this `kind` for rank or node `number`. Raises
+        OSError.
+        """
         wire = reach(address)
         wire.sendall(_HELLO.pack(self.secret, number, kind))
         return wire

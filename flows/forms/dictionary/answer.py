@@ -22,7 +22,7 @@ OF_PPO: Mapping[str, tuple[str, ...]] = MappingProxyType(
 SYMBOLS: Mapping[Any, str] = MappingProxyType({"max_completion_length": "the number of algo.sampling.max_new_tokens"})
 """Words that tables use for another option's value."""
 SHORT = frozenset({"horizon", "logger", "nnodes", "shuffle", "truncation", "strategy"})
-"""Last parts of options that are plain words, and still are answered alone."""
+"""Last parts of options that are plain words but are still answered when they stand alone."""
 GROUPS = frozenset(
     {"actor_rollout_ref", "trainer", "algorithm", "reward_model", "data", "ray_kwargs", "ds", "ckpt", "logger",
      "rollout", "train", "eval", "vllm"}

@@ -17,7 +17,8 @@ FIELD = "FILE"
 EXPECTED = "YAML or JSON of the options of TRL, verl or OpenRLHF, or a shell script that passes them"
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 RARER: Mapping[str, str] = {"rloo": "grpo", "kto": "dpo"}
-"""Trainers that are read only if something tells them from the usual one with nearly the same options."""
+"""Trainers that are recognised only if an option distinguishes them from the usual trainer with nearly the same
+options."""
 LEAST_KNOWN = 0.25  # share of a file's options; below it, the file is of something else
 SHOWN = 4  # options of a file, in a message
 PROGRAMS: Mapping[str, tuple[Library, str | None]] = {

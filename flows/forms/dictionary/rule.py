@@ -14,7 +14,7 @@ from typing import Any, Literal
 NAME = re.compile(r"[a-zA-Z_][\w.]*")
 FUNCTIONS: Mapping[str, Callable[..., float]] = MappingProxyType({"max": max, "min": min})
 SPECIAL = frozenset({"devices", "steps", "dp", "replicas", "response_tokens", *FUNCTIONS})
-"""Names in formulas that are no option: numbers of the run and of its plan."""
+"""Names in formulas that are not options: numbers of the run and of its plan."""
 OURS = ("algo.batch_size", "algo.update.", "algo.samples_per_prompt")
 """Names in formulas that are parameters here."""
 

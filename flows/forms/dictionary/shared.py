@@ -30,11 +30,11 @@ ESTIMATORS: Mapping[str, str] = MappingProxyType(
 FILE_ENDINGS = (".parquet", ".json", ".jsonl")
 MOST_FUNCTIONS = 64
 OF_TRL = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
-"""Reward functions that TRL has and that need no argument."""
+"""TRL's reward functions that need no argument."""
 GREEDY = "temperature 0 always takes the likeliest token"
 """Why an option of sampling has no effect."""
 YOUR_FILE = "rewards.py"
-"""The file of rewards that a parameter file names, if the other library has them by names of its own."""
+"""The file of rewards that a parameter file names if the other library has built-in rewards."""
 
 
 def listed(value: Any) -> list[Any]:
@@ -99,7 +99,7 @@ NOT_QUANTISED = (
     "weights are not quantised, but for base_dtype nf4: the frozen matrices below an adapter then have four bits"
 )
 BY_PEFT = ("q_proj", "v_proj")
-"""The matrices that PEFT adapts in all families here if none are stated."""
+"""The matrices that PEFT adapts in all of our families if none are stated."""
 
 
 def adapter(role: str, options: Mapping[str, str], is_on: Callable[[Any], bool], off: str) -> tuple[Rule, ...]:

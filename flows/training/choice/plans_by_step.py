@@ -24,7 +24,7 @@ from prefect_rlhf.placement.plans.switch import closed_instances
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint
 
 PLANS_FILE = "plans.yaml"
-"""The file of a run folder with the plans of a run by step; as `plan` of another run it repeats the switches."""
+"""The run folder's file with its plans by step; as another run's `plan` it repeats the switches."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from prefect_rlhf.tasks.running.switch.requests import Switches
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 LEAST_SHARE = 0.5
-"""Share of its predicted gain: a switch that gained less is the run's last."""
+"""If a switch gains less than this share of its predicted gain, it is the run's last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,8 @@ with suppress(OSError, AttributeError):
 with suppress(OSError), open("/proc/self/autogroup", "w") as file:
     file.write("19")
 """
-"""It yields to all other programs before its first import. A container may forbid the policy, which only Linux has.
-Linux may share cores equally among sessions (autogroups): then the session needs a priority of its own."""
+"""Makes the process yield to all other programs before its first import. A container may forbid the policy, which only
+Linux has. Linux may share cores equally among sessions (autogroups), so the session needs a priority of its own."""
 _TAKE = f"import sys\nfrom {take.__module__} import take\ntake(int(sys.argv[2]))\n"
 _PROGRAM = f"{_TAKE}from {__name__} import main\nmain()"
 _COMMAND = (sys.executable, "-P", "-c")

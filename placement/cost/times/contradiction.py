@@ -11,7 +11,7 @@ from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes
 
 CONTRADICTION = 2.5
 """The factor above which two times contradict each other. A load of 10 on two cores made profiles up to 2.5 times too
-slow. Other programs explain no larger factor, and their share is reported by itself."""
+slow, so other programs explain no larger factor; their share is reported separately."""
 
 
 def contradictions(profile: Profile, probed: Hardware) -> list[str]:

@@ -31,7 +31,8 @@ from prefect_rlhf.placement.plan import EngineKind
 ModelPiece = Literal[
     "forward", "backward", "head_forward", "head_backward", "decode", "decode_graphs", "sample", "all_reduce", "share"
 ]
-"""A timed piece: see LayerTimes. `decode_graphs` is `decode` with CUDA graphs; what has no length has length 1."""
+"""A timed piece, see LayerTimes. `decode_graphs` is `decode` with CUDA graphs; a piece without a length has
+length 1."""
 _MESSAGES: tuple[ModelPiece, ...] = ("all_reduce", "share")  # the same for every engine
 
 

@@ -32,7 +32,7 @@ LOGIT_BYTES = 4
 LAYER_LAUNCHES = 60  # kernels of an eager layer of Megatron's
 MIXTURE_LAUNCHES = 2.5
 """Launches of a decoded layer of experts, relative to a dense layer: router, choice and sorting of tokens, two grouped
-products. The public figures of docs/internals/cost_model.md say so."""
+products. It follows from the public figures in docs/internals/cost_model.md."""
 EXCHANGE_LAUNCHES = 10  # a batch of a send and a receive, what groups and awaits them, and Megatron's synchronisation
 COPY_PASSES = 4  # over each copy of a token's hidden state that an expert gets: made and read, its result the same
 ADAPTER_LAUNCHES = 3  # for each matrix of an adapter: products with A and B, and the sum with the result of the base

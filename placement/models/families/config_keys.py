@@ -70,7 +70,7 @@ GENERATION = frozenset(
         "early_stopping",
     )
 )
-"""Defaults of sampling that older versions of transformers wrote; sampling here is as it is asked for."""
+"""Defaults of sampling that older versions of transformers wrote; we use only the sampling that you request."""
 ROPE = frozenset(
     (
         "rope_type",

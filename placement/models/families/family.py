@@ -29,7 +29,7 @@ Part = Literal[
     "expert_ups",
     "expert_downs",
 ]
-"""The parts of a layer: those that engines know, and of a mixture of experts, which is planned only."""
+"""The parts of a layer: those of engines, and those of a mixture of experts, which can only be planned."""
 Activation = Literal["silu", "gelu_tanh"]
 Axis = Literal["hidden", "queries", "keys", "inner", "head", "experts"]
 """The length of an axis: the hidden size, all query heads, all key-value heads, the feed-forward layer or one expert's,

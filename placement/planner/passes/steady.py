@@ -20,7 +20,7 @@ UNDER = Correction(compute=0.85, eager_launch=1.4)
 """The change of constants under which further plans are searched. The plans of other searches lose most by slower
 launches and by faster compute (ADR 22)."""
 STEADY_SHARE = 0.05  # of the budget, for the search under the change
-"""The local searches after it have the same seconds together; each may use all evaluations."""
+"""The local searches after it have this share of the seconds together; each may use all evaluations."""
 RIVALS = 8  # plans, the fastest, that a plan is compared with under each change
 
 

@@ -125,7 +125,7 @@ class CostContext:
         return self.question.site
 
     def works(self, call: Call) -> _Works:
-        """Return a call's works, computed once."""
+        """Return a call's work, computed once."""
         known = self._works.get(call.name)
         if known is None or known.call is not call:
             known = self._works[call.name] = _Works.of(call, self)
@@ -140,9 +140,9 @@ class CostContext:
         return known
 
     def needed_bytes(self, candidate: Candidate) -> int:
-        """Return a lower bound on the bytes that some device holds during the call, out of its `usable_bytes`.
+        """Return a lower bound on the bytes that the call needs on a device with `usable_bytes`.
 
-        If devices differ, the fullest device may be larger than others.
+        If devices differ, the fullest may be a larger device, so this is what every device needs.
         """
         return candidate.least.peak if self.site.cluster.node_memory_bytes else candidate.most.peak
 
@@ -242,9 +242,7 @@ def strategies_within_nodes(mesh: DeviceMesh) -> Iterator[Strategy]:
 
 
 def pareto_front(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return the candidates that no other candidate dominates, comparing only those that differ in cuts, cache or
-    recomputation.
-    """
+    """Return the candidates that no other dominates; only those that differ in cuts, cache or recomputation compete."""
     front: list[Candidate] = []
     for candidate in sorted(candidates, key=lambda c: (c.seconds, c.most.peak, c.placement.micro_batches)):
         if not any(better.is_no_worse(candidate) for better in front):
@@ -253,9 +251,7 @@ def pareto_front(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def uncut(placement: Placement) -> Placement:
-    """Return the placement without cuts, which is equal for candidates that are compared with each other; see
-    `pareto_front`.
-    """
+    """Return the placement without cuts, equal for candidates that compete with each other; see `pareto_front`."""
     return without(placement, (word for word in WORDS.values() if word.moves_nothing))
 
 

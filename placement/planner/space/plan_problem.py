@@ -69,7 +69,7 @@ ITERATIONS = 12  # over which the search measures a period
 STALE = 2  # the lag of a call whose weights can move only once it has run in the iteration before
 
 MemoryCount = Literal["least", "most"]
-"""Bytes that every device holds (for a bound that is true), or the fullest one (for plans that fit)."""
+"""Bytes that every device holds (for a valid bound), or that the fullest device holds (for plans that fit)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ SPEAKERS: Mapping[str, str] = {
     **dict.fromkeys(("function_call", "tool_call"), CALL),
     **dict.fromkeys(("observation", "tool", "tool_response", "function_response"), TOOL),
 }
-"""The role that each name in `from` stands for."""
+"""The role for each name in `from`."""
 CALLERS = tuple(name for name, role in SPEAKERS.items() if role == CALL)
 AFTER: Mapping[str, Collection[str]] = {
     "": (SYSTEM, USER),

@@ -16,7 +16,7 @@ from prefect_rlhf.tasks.data.stored.compressed import READING, opened, uncompres
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 LISTS = ("data", "rows", "examples", "instances", "items", "records", "samples", "train")
-"""Keys under which a file that is an object has its rows."""
+"""Keys under which an object in a file may have the rows."""
 WORDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
 
 
