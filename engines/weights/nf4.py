@@ -70,7 +70,7 @@ def quantize(matrix_OI: Tensor, device: torch.device | None = None, part: Part =
 
 
 def _mean(absmax: Tensor) -> Tensor:
-    """Return the mean of scales in float32, whatever the order in which a device and its threads add them up.
+    """Return the mean of scales in float32. It is the same on every device and for every number of threads.
 
     In float64 the sum of a million scales is exact if the largest is less than 500 times the least.
     """

@@ -23,10 +23,10 @@ from prefect_rlhf import (
 from prefect_rlhf.tasks.checkpoints.folders import folder_of
 from prefect_rlhf.tasks.running.journal import read_spans
 from tests.cases import combinations
-from tests.flows.test_adapter_runs import ADAPTER
+from tests.flows.test_adapter_runs import ADAPTER, TWO_DEVICES
 from tests.flows.test_following_runs import assert_follows, fingerprints, stored
 from tests.plan_matrix import OPTIMIZER, Case, made_once
-from tests.runs import Result, end, first_differences, leased, plan_file, weight_difference
+from tests.runs import Result, end, first_differences, leased, plan_file, prepared, weight_difference
 from tests.tiny import make_model, make_prompts
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
@@ -130,6 +130,18 @@ def test_both_engines_hold_the_average(ran, case, plan):
     nodes = {span.node for span in read_spans(result.run_dir) if span.kind == "follow"}
     engines = ("megatron",) if plan == "alone" else ("megatron", "vllm")
     assert nodes == {f"follow.ref.{engine}@{step}" for engine in engines for step in (2, 4)}
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("plan", ["vllm", "split"])
+def test_a_certificate_counts_a_followers_float32_weights_in_vllm(ran, plan):
+    """What each rank reported of any task run, and at most 2% more."""
+    result = ran[1]("two formats", plan)
+    given = ran[0]("two formats") | {"plan": str(result.run_dir.parent.parent / f"{plan}.json")}
+    held = dict(prepared(learns_from_a_follower, given, TWO_DEVICES).chosen.certificate.most_resident)
+    for rank in sorted({rank for span in read_spans(result.run_dir) for rank in span.device_bytes}):
+        found = max(span.device_bytes.get(rank, 0) for span in read_spans(result.run_dir))
+        assert found <= held[f"n0:{rank}"] <= 1.02 * found, rank
 
 
 @pytest.mark.all
