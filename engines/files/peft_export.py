@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from prefect_rlhf.engines.files.huggingface import write_tokenizer
 from prefect_rlhf.engines.files.peft_folder import HEAD, PREFIX
 from prefect_rlhf.engines.files.quantized_base import as_in_four_bits
-from prefect_rlhf.engines.files.tensor_files import APART, OpenTensors, write_tensors
+from prefect_rlhf.engines.files.tensor_files import OpenTensors, write_tensors
 from prefect_rlhf.files.atomic_file import write_atomically
 from prefect_rlhf.files.hub.hub_path import repository_of
-from prefect_rlhf.files.model_folder import ADAPTER, ADAPTER_TENSORS
+from prefect_rlhf.files.model_folder import ADAPTER, ADAPTER_TENSORS, APART
 from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.models.model import ModelSpec

@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prefect_rlhf.engines.files.tensor_files import APART, OpenTensors, StoredTensor, equal_bytes, stored_tensors
+from prefect_rlhf.engines.files.tensor_files import OpenTensors, StoredTensor, equal_bytes, stored_tensors
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.foreign_file import read_json_object
-from prefect_rlhf.files.model_folder import ADAPTER, ADAPTER_TENSORS, is_adapter
+from prefect_rlhf.files.model_folder import ADAPTER, ADAPTER_TENSORS, APART, is_adapter
 from prefect_rlhf.files.remote_path import is_remote
 from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.placement.models.adapter import AdapterSpec

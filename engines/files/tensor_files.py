@@ -19,14 +19,13 @@ from safetensors import safe_open
 from prefect_rlhf.engines.files.other_folders import without_safetensors
 from prefect_rlhf.errors.errors import InvalidInput, refusing
 from prefect_rlhf.files.foreign_file import parse_json, read_json, refuse_pointer
+from prefect_rlhf.files.model_folder import APART
 from prefect_rlhf.placement.layout.regions import Region
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-APART = "scalar_head.safetensors"
-"""An additional file that only we read. The index does not name it, so vLLM ignores it."""
 FORMAT_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 FORMATS = {"float32": "F32", "bfloat16": "BF16"}
 _COMPARED_AT_ONCE = 1 << 24

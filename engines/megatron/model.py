@@ -20,13 +20,13 @@ from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from torch import Tensor
 
-from prefect_rlhf.engines.megatron.adapters.four_bits import HeldMatrices, in_four_bits
+from prefect_rlhf.engines.megatron.adapters.four_bits import in_four_bits
 from prefect_rlhf.engines.megatron.adapters.linear import (
     AdaptedColumnLinear,
     AdaptedNormedRowLinear,
     AdaptedRowLinear,
-    Fusion,
 )
+from prefect_rlhf.engines.megatron.adapters.linear_layers import LINEAR_LAYERS, Fusion, HeldMatrices
 from prefect_rlhf.engines.megatron.groups import Groups
 from prefect_rlhf.engines.megatron.layers import (
     GatedActivation,
@@ -216,37 +216,21 @@ def _layer_spec(spec: ModelSpec, rotary: Rotary, window: int | None, tp: int, in
 
 def _quantize(parts: Any, shape: TransformerShape, tp: int, index: int) -> None:
     """Give a layer's submodules, adapted or not, classes with a weight in four bits."""
-    attention, mlp = parts.self_attention.submodules, parts.mlp.submodules
-    hidden = shape.hidden_size
-    outputs = HeldMatrices.of_inputs("o_proj", (hidden, shape.num_attention_heads * shape.head_dim), tp, index)
-    downs = HeldMatrices.of_inputs("down_proj", (hidden, shape.intermediate_size), tp, index)
-    queries, gates = (of(shape, tp, index) for of in (HeldMatrices.of_queries, HeldMatrices.of_gates))
-    for where, name, held in (
-        (attention, "linear_qkv", queries),
-        (attention, "linear_proj", outputs),
-        (mlp, "linear_fc1", gates),
-        (mlp, "linear_fc2", downs),
-    ):
-        before = getattr(where, name)
+    for linear in LINEAR_LAYERS:
+        before = linear.in_spec(parts)
         options = before.keywords if isinstance(before, partial) else getattr(before, "params", {})
         kind = before.func if isinstance(before, partial) else getattr(before, "module", before)
-        options, kind = {**options, "held": held}, in_four_bits(kind)
-        built = partial(kind, **options) if name == "linear_qkv" else ModuleSpec(kind, options)  # as in `_adapt`
-        setattr(where, name, built)
+        held = HeldMatrices.of(linear, shape, tp, index)
+        linear.put(parts, in_four_bits(kind), {**options, "held": held})
 
 
 def _adapt(parts: Any, adapter: AdapterSpec, shape: TransformerShape, tp: int) -> None:
     """Give a layer's submodules the adapted classes if some of their matrices are adapted."""
-    matrices, rows = set(adapter.matrices), AdaptedNormedRowLinear if shape.norms_after else AdaptedRowLinear
-    queries, gates = Fusion.of_queries(shape, tp), Fusion.of_gates(shape, tp)
-    if not matrices.isdisjoint(queries.rows):  # Megatron calls this class itself, and builds the others from a spec
-        parts.self_attention.submodules.linear_qkv = partial(AdaptedColumnLinear, adapter=adapter, fusion=queries)
-    if not matrices.isdisjoint(gates.rows):
-        parts.mlp.submodules.linear_fc1 = ModuleSpec(AdaptedColumnLinear, {"adapter": adapter, "fusion": gates})
-    if "o_proj" in matrices:
-        parts.self_attention.submodules.linear_proj = ModuleSpec(rows, {"adapter": adapter, "matrix": "o_proj"})
-    if "down_proj" in matrices:
-        parts.mlp.submodules.linear_fc2 = ModuleSpec(rows, {"adapter": adapter, "matrix": "down_proj"})
+    by_inputs = AdaptedNormedRowLinear if shape.norms_after else AdaptedRowLinear
+    for linear in LINEAR_LAYERS:
+        if not set(adapter.matrices).isdisjoint(linear.matrices.values()):
+            kind = AdaptedColumnLinear if linear.split_axis == 0 else by_inputs
+            linear.put(parts, kind, {"adapter": adapter, "fusion": Fusion.of(linear, shape, tp)})
 
 
 def _freeze_base(model: Transformer) -> None:
@@ -277,5 +261,5 @@ def _mark_split_weights(model: Transformer) -> None:
         )
         is_linear = "linear" in name and not name.endswith(("bias", "norm.weight"))
         if is_linear or "word_embeddings" in name or "output_layer" in name:
-            by_columns = "linear_proj" in name or "linear_fc2" in name
-            set_tensor_model_parallel_attributes(parameter, True, 1 if by_columns else 0, 1)
+            axis = next((linear.split_axis for linear in LINEAR_LAYERS if linear.name in name), 0)
+            set_tensor_model_parallel_attributes(parameter, True, axis, 1)

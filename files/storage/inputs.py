@@ -10,8 +10,9 @@ from pathlib import Path, PurePath
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.hub.hub_path import SCHEME, HubPath, hub_path, is_name, named_model
 from prefect_rlhf.files.hub.progress import Say
-from prefect_rlhf.files.hub.snapshots import CONFIG, Part, at_commit, data_files, dataset_folder, listing
+from prefect_rlhf.files.hub.snapshots import Part, at_commit, data_files, dataset_folder, listing
 from prefect_rlhf.files.hub.snapshots import model_folder as model_of_hub
+from prefect_rlhf.files.model_folder import CONFIG
 from prefect_rlhf.files.remote_path import is_remote
 from prefect_rlhf.files.storage.mirror import fetch
 

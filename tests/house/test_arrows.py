@@ -139,7 +139,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     },
     "files": {
         "storage": "hub .",
-        "hub": "",
+        "hub": ".",
         ".": "",
     },
     "errors": {

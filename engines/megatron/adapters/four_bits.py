@@ -8,7 +8,6 @@ Shapes: F outputs and I inputs of the layer on this rank.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -16,50 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from prefect_rlhf.engines.megatron.adapters.linear import Fusion
+from prefect_rlhf.engines.megatron.adapters.linear_layers import HeldMatrices
 from prefect_rlhf.engines.weights.nf4 import scales_of, write_numbers
 from prefect_rlhf.placement.models.four_bits import BLOCK, nested_scales
-from prefect_rlhf.placement.models.model import TransformerShape
-
-
-@dataclass(frozen=True, slots=True)
-class HeldMatrix:
-    """A rank's part of a matrix, from row and column `first` on; the whole matrix has `shape`."""
-
-    name: str
-    first: tuple[int, int]
-    shape: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class HeldMatrices:
-    """The matrices that a layer fuses, in row order."""
-
-    matrices: tuple[HeldMatrix, ...]
-    fusion: Fusion
-
-    @classmethod
-    def of_queries(cls, shape: TransformerShape, tp: int, index: int) -> HeldMatrices:
-        """Return queries, keys and values on tp rank `index`; neighbours may have copies of a head."""
-        heads = {"q_proj": shape.num_attention_heads} | dict.fromkeys(("k_proj", "v_proj"), shape.num_kv_heads)
-        held = (
-            HeldMatrix(name, (count * index // tp * shape.head_dim, 0), (count * shape.head_dim, shape.hidden_size))
-            for name, count in heads.items()
-        )
-        return cls(tuple(held), Fusion.of_queries(shape, tp))
-
-    @classmethod
-    def of_gates(cls, shape: TransformerShape, tp: int, index: int) -> HeldMatrices:
-        """Return gate and up on tp rank `index`."""
-        first, whole = (shape.intermediate_size * index // tp, 0), (shape.intermediate_size, shape.hidden_size)
-        return cls(
-            tuple(HeldMatrix(name, first, whole) for name in ("gate_proj", "up_proj")), Fusion.of_gates(shape, tp)
-        )
-
-    @classmethod
-    def of_inputs(cls, name: str, shape: tuple[int, int], tp: int, index: int) -> HeldMatrices:
-        """Return a matrix's columns on tp rank `index`."""
-        return cls((HeldMatrix(name, (0, shape[1] * index // tp), shape),), Fusion({name: shape[0]}))
 
 
 class FourBitLinear:
