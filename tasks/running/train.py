@@ -106,12 +106,15 @@ def imports_frozen() -> Iterator[None]:
     Python scans all objects once their number has grown by a quarter. The second collection resets the base of that
     quarter to the few remaining objects; otherwise garbage could grow to a quarter of the imports.
 
-    The objects are unfrozen at the end, because libraries report objects that are never collected as leaks.
+    The objects are unfrozen at the end, because libraries report objects that are never collected as leaks. A process
+    that froze its objects before keeps them so.
     """
+    was_frozen = gc.get_freeze_count() > 10_000  # Python 3.12 begins with a few hundred
     gc.collect()
     gc.freeze()
     gc.collect()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()

@@ -12,8 +12,7 @@ from prefect_rlhf.door import MODULES
 from tests.door import FROZEN, door
 from tests.house import ROOMS, ROOT, files, imported
 
-PAGES_OF_AUTHORS = sorted({*(ROOT / "docs").glob("*.md"), ROOT / "README.md"} - {ROOT / "docs/heterogeneous.md"})
-"""That page is for who asks the planner from Python, whose values are no author's."""
+PAGES_OF_AUTHORS = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
 
 
 def fresh(program):

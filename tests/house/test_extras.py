@@ -3,6 +3,7 @@
 import re
 import subprocess
 import tomllib
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from itertools import pairwise
 from pathlib import Path
@@ -44,6 +45,13 @@ PINNED = pins("constraints.txt")
 FIRST = {"torch": "2.13.0+cpu", "vllm": "0.32.0"}  # in no file of pins: from an index of its own, or for GPUs
 
 
+@cache
+def installed(name):
+    """The version of a package and what it requires. To read it from the package's folder takes milliseconds."""
+    found = distribution(name)
+    return found.version, [Requirement(text) for text in found.requires or ()]
+
+
 def closure(requirements, pinned):
     """Names that requirements need, theirs included, and a line for each that no pin satisfies or that is not here."""
     needed, wrong = set(), []
@@ -63,13 +71,13 @@ def closure(requirements, pinned):
         for wanted in {"", *requirement.extras} - {own for other, own in seen if other == name}:
             seen.add((name, wanted))
             try:
-                found = distribution(name)
+                here, requires = installed(name)
             except PackageNotFoundError:
                 wrong += [f"{name} of {by}: not installed"] if name not in NOT_HERE else []
                 continue
-            if found.version != version and name != "torch":
-                wrong.append(f"{name}: {found.version} is installed, {version} is pinned")
-            waiting += [(Requirement(text), wanted, name) for text in found.requires or ()]
+            if here != version and name != "torch":
+                wrong.append(f"{name}: {here} is installed, {version} is pinned")
+            waiting += [(required, wanted, name) for required in requires]
     return needed, wrong
 
 

@@ -30,6 +30,7 @@ from prefect_rlhf.engines.gang.processes.faults import as_ours
 from prefect_rlhf.engines.gang.processes.flight_recorder import write_record
 from prefect_rlhf.engines.gang.processes.lifeline import exit_with
 from prefect_rlhf.engines.gang.processes.messages import RecordRequest, Reply, Request, Start
+from prefect_rlhf.engines.gang.processes.preload import never_collected
 from prefect_rlhf.engines.process_groups import open_communicators
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.engine_traits import register
@@ -96,7 +97,9 @@ def serve(connections: Sequence[Connection[Reply, Request]], listener: int | Non
     """
     connection, *beside = connections
     try:
-        start = pickle.loads(connection.recv_bytes())  # imports the engines of spawned ranks
+        message = connection.recv_bytes()
+        with never_collected():
+            start = pickle.loads(message)  # imports the engines of spawned ranks
         send(connection, Reply())
         connection.recv_bytes()  # all ranks have done so
         target = join(start, listener)
