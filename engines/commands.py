@@ -168,32 +168,36 @@ class PassCommand:
 class CallCommand:
     """Run a call on this rank's rows.
 
-    `rows` are positions in the step's batch; `row_ids` are the same rows' numbers in the dataset. `reads` and `writes`
-    are weight versions of the instance. `versions` has the weight version of each role that contributed to the rows so
-    far; `generated_by` is the role that generated them. `keys` are the input keys that this rank's pipeline stage uses
-    (None: all). `lengths` are the tokens of each row, if a generate reported them. `frees` are the rows of (call, key)
-    that no later node of this step uses on this rank. A call uses only the settings of its kind: `sampling` and perhaps
-    `play` (generate), `train` and `passes` (train_step), `output` and `temperature` (inference), `function` (compute).
+    A call uses only the settings of its kind: `sampling` and perhaps `play` (generate), `train` and `passes`
+    (train_step), `output` and `temperature` (inference), `function` (compute).
     """
 
     step: int
     call: Call
     instance: ModelInstance | None
     rows: tuple[int, ...]
+    """Positions in the step's batch."""
     row_ids: tuple[int, ...]
+    """The same rows' numbers in the dataset."""
     seed: int
     run_dir: Path
     tokenizers: Tokenizers
     micro_batches: int = 1
     reads: int | None = None
+    """The weight version of the instance that it uses; `writes` is the version that it makes."""
     writes: int | None = None
     function: Callable[..., Any] | None = None  # the call's operation, imported by the process that runs it
     passes: tuple[PassCommand, ...] = ()
     versions: Mapping[str, int] = field(default_factory=dict)
+    """The weight version of each role that contributed to the rows so far."""
     generated_by: str | None = None
+    """The role that generated the rows."""
     keys: frozenset[str] | None = None
+    """The input keys that this rank's pipeline stage uses; None means all."""
     lengths: tuple[int, ...] = ()
+    """Each row's length in tokens, if a generate reported it."""
     frees: tuple[tuple[str, str], ...] = ()
+    """The rows of (call, key) that no later node of this step uses on this rank."""
     sampling: SamplingSettings | None = None
     play: PlaySettings | None = None
     train: TrainSettings | None = None

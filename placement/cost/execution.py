@@ -22,12 +22,6 @@ class Execution(HashedOnce):
     """How our engines run a call on a mesh of `num_nodes` x `devices_per_node` devices.
 
     To estimate another system, derive from it and override whatever that system does differently.
-
-    `recompute` is the number of layers of each stage that keep only their input in training, and run forward again.
-    With `tokens_over_tp`, tp divides the tokens of a train_step between products. `cache_bytes` is the size of a paged
-    key-value cache on each device, which rows in flight fill (None: room for all rows). `engine` names the engine that
-    a profile has measured. `registered` are a placement's words that other packages registered, for formulas that read
-    them.
     """
 
     gradient_bytes: ClassVar[int] = GRADIENT_BYTES
@@ -40,10 +34,15 @@ class Execution(HashedOnce):
     devices_per_node: int = 1
     micro_batches: int = 1
     recompute: Recompute = 0
+    """How many layers of each stage keep only their input in training, and run forward again."""
     tokens_over_tp: bool = False
+    """Whether tp divides the tokens of a train_step between products."""
     cache_bytes: int | None = None
+    """The size of a paged key-value cache on each device, which rows in flight fill; None means room for all rows."""
     engine: EngineKind = "megatron"
+    """The engine that a profile has measured."""
     registered: tuple[tuple[str, Any], ...] = ()
+    """A placement's words that other packages registered, for formulas that read them."""
 
     @classmethod
     def of(cls, placement: Placement) -> Self:

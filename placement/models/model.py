@@ -50,17 +50,11 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class TransformerShape:
-    """The shape of a decoder, as in a Hugging Face config.json: gated feed-forward layers and RMS norms.
-
-    `family` is its `model_type`, which determines the names of its weights. `biases` are the matrices of a layer that
-    have a bias. With `qk_norm`, queries and keys have a norm over the head width; with `norms_after`, attention and
-    feed-forward layers are also followed by a norm (Gemma 2). Scores are divided by the root of `score_width`, or else
-    of the head width. With `experts`, `intermediate_size` is each expert's width. `not_run` names the parts that our
-    engines do not compute; a model with such parts can only be planned.
-    """
+    """The shape of a decoder, as in a Hugging Face config.json: gated feed-forward layers and RMS norms."""
 
     hidden_size: int
     intermediate_size: int
+    """The width of a feed-forward layer, or of each expert."""
     num_layers: int
     num_attention_heads: int
     num_kv_heads: int
@@ -71,13 +65,19 @@ class TransformerShape:
     rms_norm_eps: float
     tied_embeddings: bool
     biases: tuple[str, ...] = NO_BIASES
+    """The matrices of a layer that have a bias."""
     qk_norm: bool = False
+    """Whether queries and keys have a norm over the head width."""
     norms_after: bool = False
+    """Whether attention and feed-forward layers are also followed by a norm (Gemma 2)."""
     not_run: str = ""
+    """The parts that our engines do not compute; a model with such parts can only be planned."""
     family: str = "llama"
+    """Its `model_type`, which determines the names of its weights."""
     rope_scaling: RopeScaling | None = None
     window: SlidingWindow | None = None
     score_width: int | None = None
+    """Scores are divided by the root of this, or else of the head width."""
     experts: Experts | None = None
 
 
@@ -129,28 +129,27 @@ class FollowSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A role's model: the Hugging Face folder `path`, its head, and its formats.
-
-    `dtype` is the compute format; with bfloat16 the optimizer keeps float32 main weights. If a role needs a scalar head
-    and its checkpoint lacks it, the head starts with zeros, but only if `new_head` is true. `eos_token` is the text of
-    the token that ends an answer; None leaves it to the chat template or the tokenizer. `chat_template` replaces the
-    folder's template. `content` is the folder that was read: models with the same content have the same weights until
-    they are trained. It is empty for a model that is only planned, because its path is then just a size. With an
-    `adapter`, a train_step writes the adapter and a scalar head, and the other weights are frozen. With a `base_dtype`,
-    the matrices of its layers are frozen in that format. In a model that `follows` another, the weights change that a
-    train_step of its own would write.
-    """
+    """A role's model: the Hugging Face folder `path`, its head, and its formats."""
 
     role: str
     path: str
     head: Head
     shape: TransformerShape
     dtype: Dtype = "bfloat16"
+    """The compute format; with bfloat16 the optimizer keeps float32 main weights."""
     new_head: bool = False
+    """Whether a scalar head may start with zeros, if the role needs it and its checkpoint lacks it."""
     optimizer: OptimizerSpec | None = None
     eos_token: str | None = None
+    """The text of the token that ends an answer; None leaves it to the chat template or the tokenizer."""
     chat_template: str | None = None
+    """The text of a template that replaces the folder's."""
     content: str = ""
+    """The folder that was read: models with the same content have the same weights until they are trained. Empty for a
+    model that is only planned, because its path is then just a size."""
     adapter: AdapterSpec | None = None
+    """With an adapter, a train_step writes only the adapter and a scalar head; the other weights are frozen."""
     base_dtype: BaseDtype | None = None
+    """The format of the matrices of its layers, which are then frozen."""
     follows: FollowSpec | None = None
+    """In a model that follows another, the weights change that a train_step of its own would write."""

@@ -320,7 +320,7 @@ def body_lines(path: Path, node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return sum(1 for line in lines if line.strip() and not line.strip().startswith("#"))
 
 
-def test_importing_placement_loads_nothing_heavy():
+def test_importing_placement_loads_no_heavy_library():
     """The same as read from the source, seen in a fresh interpreter."""
     assert loaded_by(f"{PACKAGE}.{name}" for name in inside("placement")) == set()
 

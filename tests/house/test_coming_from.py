@@ -41,7 +41,7 @@ def options_in(text):
     return re.findall(r"`([^`]+)`", text)
 
 
-def test_there_are_names_to_look_at():
+def test_the_page_has_names_to_check():
     assert len(ROWS) > 90 and len(NAMES) > 60
 
 
@@ -54,7 +54,7 @@ def flow_signature(flow):
     return inspect.signature(flow.fn)
 
 
-def test_where_ppo_has_another_name_than_grpo_each_has_its_own():
+def test_names_that_differ_between_ppo_and_grpo_are_both_given():
     pairs = [
         row
         for row in CELLS
@@ -68,7 +68,7 @@ def test_where_ppo_has_another_name_than_grpo_each_has_its_own():
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}-{row[4]}")
-def test_each_option_of_the_page_is_answered_with_the_names_beside_it(row):
+def test_each_option_of_the_page_is_answered_with_the_names_in_its_row(row):
     ours = names_of_ours(row[4])
     for cell in row[1:4] if ours else []:
         for option in options_in(cell):
@@ -174,7 +174,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_the_pages_example_prints_what_stands_there_and_makes_parameters_that_a_run_takes(folder, monkeypatch, capsys):
+def test_the_pages_example_prints_the_shown_text_and_makes_accepted_parameters(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     assert main(["translate", "trl_grpo.yaml", "--out", "translated.yaml"]) == 0
     (shown,) = re.findall(r"```text output=trl_grpo.yaml\n(.*?)```", PAGE, re.DOTALL)

@@ -317,7 +317,7 @@ def test_a_deployment_has_parameters_that_its_flow_takes(name):
     assert flow.validate_parameters(deployment["parameters"]).keys() >= deployment["parameters"].keys()
 
 
-def test_the_default_plan_is_the_same_everywhere_and_the_pages_state_it():
+def test_the_default_plan_is_the_same_in_code_forms_and_pages():
     """In the options of a run, the template, the deployments without a plan, and the page on plans."""
     default = RunOptions().plan
     template = yaml.safe_load((PROJECT / "src" / "prefect_rlhf" / "template" / "parameters.yaml").read_text())

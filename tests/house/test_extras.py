@@ -118,7 +118,7 @@ def test_pins_are_resolved_for_every_python_that_a_run_accepts():
 
 
 @pytest.mark.parametrize("each", FILES, ids=[each.file for each in FILES])
-def test_every_line_of_a_file_of_pins_is_one_that_make_pins_writes(each):
+def test_every_line_of_a_pin_file_is_as_make_pins_writes_it(each):
     """The lines, read for each Python and merged again, are the file's: nothing was written by hand."""
     releases = {python: python if python.count(".") == 2 else f"{python}.0" for python in RESOLVED_FOR}
     head, *lines = (PROJECT / each.file).read_text().splitlines()

@@ -37,7 +37,7 @@ def reachable(commands):
     return commands
 
 
-def test_the_versions_of_the_first_screen_are_those_of_the_project():
+def test_the_first_screen_states_the_projects_versions():
     """Python 3.11 and torch from the CPU index stand in the commands, and the commands for GPUs below them."""
     commands = first_screen()
     assert commands[0].startswith("python3.11 -m venv ")

@@ -108,7 +108,7 @@ class Answered:
         return sorted(found, key=lambda each: order.index(each.metric))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each prompt, with the first sample's texts, sorted by the difference in mean reward.
+        """Return a row per prompt with the first sample's texts, the largest difference in mean reward first.
 
         Prompts without a reward from both models come last.
         """

@@ -73,15 +73,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Measurements of a model's layers on a kind of device, and of the links between devices.
-
-    `versions` are the software packages and their versions that the times depend on. `processor` is the machine's, if
-    that is the device; `num_devices` is how many of them worked at once on each of `num_nodes` nodes, since they share
-    memory and links; the network between the nodes is in `links`. `call_seconds` is the fixed part of a call of each
-    kind in each engine. Per parameter: `adam_seconds` of an optimizer step, `written_seconds` of a fingerprint,
-    `packed_seconds` of vLLM's packing, if it packs. `slow_downs` are the seconds of the same work with fewer busy
-    devices; without them it takes as long. `busy` is the share of the cores that other programs had, from 0 to 1.
-    """
+    """Measurements of a model's layers on a kind of device, and of the links between devices."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -89,17 +81,27 @@ class Profile:
     dtype: Dtype
     device: str
     versions: tuple[tuple[str, str], ...]
+    """The software packages that the times depend on, with their versions."""
     measurements: tuple[Measurement, ...]
     links: Links
+    """The links between devices, and the network between nodes."""
     adam_seconds: float
+    """Per parameter: an optimizer step."""
     call_seconds: tuple[tuple[ModelCallKind, EngineKind, float], ...] = ()
+    """The fixed part of a call of each kind in each engine."""
     written_seconds: float = 0.0
+    """Per parameter: a fingerprint."""
     packed_seconds: float = 0.0
+    """Per parameter: vLLM's packing, if it packs."""
     processor: str = ""
+    """The machine's processor, if that is the device."""
     num_devices: int = 1
+    """How many devices worked at once on each node, because they share memory and links."""
     slow_downs: tuple[SlowDown, ...] = ()
+    """The seconds of the same work with fewer busy devices; without them it takes as long."""
     num_nodes: int = 1
     busy: float = 0.0
+    """The share of the cores that other programs had, from 0 to 1."""
 
     def slow_down(self, work: SharedWork, engine: EngineKind) -> SlowDown | None:
         """Return the measured slow-down of a kind of work; None if not measured."""

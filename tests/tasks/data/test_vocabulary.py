@@ -64,7 +64,7 @@ def test_a_vocabulary_is_read_from_every_kind_of_tokenizer_json(tmp_path):
     assert [read_vocabulary(tmp_path / "unigram", "ref.path").text(token) for token in (1, 2)] == [b" a", b"b"]
 
 
-def test_a_sentencepiece_model_alone_is_read_too(tmp_path):
+def test_a_lone_sentencepiece_model_is_read_too(tmp_path):
     from sentencepiece import SentencePieceTrainer
 
     (tmp_path / "text.txt").write_text("a good film\na bad film\nwhat is it\n" * 20)

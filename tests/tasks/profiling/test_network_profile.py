@@ -41,7 +41,7 @@ def profiles() -> dict[str, Profile]:
     return found
 
 
-def test_the_network_is_measured_beside_the_links_within_a_node(profiles):
+def test_the_network_and_the_links_within_a_node_are_measured(profiles):
     slow, fast = profiles["slow"].links, profiles["fast"].links
     assert 0.5 * BITS / 8 < slow.network < 1.2 * BITS / 8
     assert fast.network > 10 * slow.network and slow.node > 10 * slow.network

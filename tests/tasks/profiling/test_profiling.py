@@ -68,7 +68,7 @@ def test_weights_and_links_are_measured(profile):
     assert profile.packed_seconds >= 0
 
 
-def test_the_same_work_is_timed_alone_and_beside_the_other_device(profile):
+def test_the_same_work_is_timed_on_one_and_on_both_devices(profile):
     """Every kind of call in every engine, and a move of weights."""
     works = {(one.work, one.engine): one.busy for one in profile.slow_downs}
     kinds = ("inference", "train_step", "generate", "move")

@@ -21,7 +21,7 @@ def test_a_run_of_any_length_keeps_its_first_and_last_step_and_few_between(numbe
     assert all(value == step for step, value in curves["actor_train.loss"])
 
 
-def test_scores_come_first_then_kl_then_losses_and_no_more_than_a_page_of_them():
+def test_scores_come_first_then_kl_then_losses_up_to_a_page():
     history = History()
     names = ["critic_train.loss", "actor_train.loss", "rewards.kl", "score.exact", "rewards.score"]
     history.add({"step": 0} | dict.fromkeys(names, 1.0) | {f"c{number}.entropy": 0.0 for number in range(20)})

@@ -121,7 +121,7 @@ def penalised(algo, state=None):
     return kl_penalised_rewards.function(policy, reference, scores, settings=algo, state=state)
 
 
-def test_rewards_are_the_score_at_the_end_less_the_penalty_everywhere():
+def test_rewards_are_the_final_score_minus_the_penalty_at_every_token():
     """Coefficient 0.1: (-0.05, 2 + 0.025) and (4 - 0.1); KL of the responses 0.25 and 1."""
     made = penalised(PPO(kl=KLControl(kind="fixed", coefficient=0.1)))
     assert made.columns["rewards"].flatten().tolist() == pytest.approx([-0.05, 2.025, 3.9, 0.0])

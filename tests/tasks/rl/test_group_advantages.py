@@ -154,7 +154,7 @@ def test_reinforce_plus_plus_equals_verls(seed, beta):
 
 @given(seed=seeds, lost=st.sets(st.integers(0, 11), max_size=11))
 @settings(max_examples=examples(40))
-def test_a_row_without_a_score_is_as_if_it_were_not_there(seed, lost):
+def test_a_row_without_a_score_has_no_effect(seed, lost):
     scores, groups, mask, generator = ragged(seed, least=1)
     kept = torch.tensor([b not in lost for b in range(12)])
     scores, others = scores.where(kept, NAN), torch.randn(12, generator=generator).double().where(kept, NAN)

@@ -91,7 +91,7 @@ def test_however_rows_are_split_the_sums_add_up(name, seed, parts, out):
 
 
 @pytest.mark.parametrize("name", FAMILY)
-def test_a_row_of_weight_zero_is_as_if_it_were_not_there(name):
+def test_a_row_of_weight_zero_has_no_effect(name):
     algo, (batch, new, _) = FAMILY[name], rows(3, out=(1, 4))
     terms, gradient = value_and_gradient(algo, batch, new)
     kept = batch["row_weights"] > 0

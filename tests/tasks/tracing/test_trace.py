@@ -522,7 +522,7 @@ def test_a_new_head_that_no_loss_trains_is_refused(head, losses, is_refused):
         traced(body, models)
 
 
-def test_a_new_adapter_that_nothing_trains_is_refused():
+def test_an_untrained_new_adapter_is_refused():
     """It would stay zero, and the model would equal its base. An adapter from a folder makes another model."""
 
     def body(prompts, actor, reward):

@@ -251,7 +251,7 @@ def test_an_existing_best_metric_passes_silently(evaluated, metric):
 
 
 @pytest.mark.parametrize(("name", "entrypoint"), first(1, [("far_file", "{0}.py:{0}"), ("far_module", "{0}:{0}")]))
-def test_an_operator_is_found_wherever_its_file_lies(tried_afresh, tmp_path, monkeypatch, name, entrypoint):
+def test_an_operator_is_found_wherever_its_file_is(tried_afresh, tmp_path, monkeypatch, name, entrypoint):
     """Prefect loads a deployment's flow in the folder that was pulled, which stays on no path; a name may be taken."""
     (tmp_path / f"{name}_helper.py").write_text("NAME = 'advantages'\n")
     (tmp_path / f"{name}.py").write_text(

@@ -48,11 +48,11 @@ def test_without_curves_there_is_still_a_picture():
     assert ElementTree.fromstring(curves_svg({})).tag == f"{SVG}svg"
 
 
-def test_the_newest_value_is_written_beside_the_name():
+def test_the_newest_value_is_next_to_the_name():
     assert re.search(r">kl</text>\s*<text[^>]*>0.25</text>", curves_svg({"kl": [(0, 0.5), (1, 0.25)]}))
 
 
-def test_the_values_beside_the_axis_differ():
+def test_the_axis_has_different_values():
     """A curve that stays at 8 once had 8 beside each of its three lines."""
     written = re.findall(r'text-anchor="end" fill="#666666"[^>]*>([^<]*)<', curves_svg({"turns": [(0, 8.0)]}))
     assert written == ["8.004", "8", "7.996"]
