@@ -15,10 +15,11 @@ PORT ?= 4200
 MODEL ?= smollm2
 VENV := .venv
 CUDA_VENV := .venv-cuda
-RUN := PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 $(VENV)/bin
+# Python may keep what it compiled: else each of hundreds of processes would compile the package again.
+RUN := PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 $(VENV)/bin
 
-# Two files of tests at a time, in the order of tests/conftest.py: much of a test is waiting for processes to start.
-SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+# Three files of tests at a time, in the order of tests/conftest.py: a third of a test is waiting, as for a server or a poll.
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 # A link, an anchor or a page that does not resolve is a warning, and a warning is an error.
 SITE := --fail-on-warning --keep-going --nitpicky --quiet --doctree-dir build/doctrees
@@ -78,7 +79,7 @@ test-gpu:
 	@RLHF_TEST_DEVICE=cuda RLHF_OUTCOMES=build/gpu-tests.jsonl HF_HUB_OFFLINE=1 $(GPU_VENV)/bin/python -m pytest -m gpu \
 		-v -rf --tb=short --junitxml=build/gpu-tests.xml -p tests.outcomes
 
-# python3.13 is taken from Debian 13, in a folder of its own, if this machine has none.
+# python3.12 is taken from Ubuntu 24.04, python3.13 from Debian 13, in a folder of its own, if this machine has none.
 test-python:
 	sh tests/with_python.sh $(PYTHON) $(MAKE) engines-on-python PYTHON=$(PYTHON) VENV=.venv-$(PYTHON)
 

@@ -1,6 +1,6 @@
 """Everything that only a GPU can answer about this project, asked in order; prints JSON as its last line.
 
-    python -m benchmarks.first_gpu_morning --one [--command 1]   # a single GPU, seven commands of 10 minutes
+    python -m benchmarks.first_gpu_morning --one [--command 1]   # a single GPU, nine commands of 10 minutes
     python -m benchmarks.first_gpu_morning                       # a machine with several GPUs
     python -m benchmarks.first_gpu_morning --one --pretend       # no GPU: the steps that the pretend GPU can run
 
@@ -26,14 +26,14 @@ from benchmarks.gpu.report import report, summary
 from benchmarks.gpu.run import run_step
 from benchmarks.gpu.step import Machine
 
-COMMANDS = range(1, 8)
+COMMANDS = range(1, 10)
 
 
 def main() -> None:
     """Run the steps, print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--one", action="store_true", help="a single GPU")
-    parser.add_argument("--command", type=int, choices=COMMANDS, help="with --one: only this one of its seven commands")
+    parser.add_argument("--command", type=int, choices=COMMANDS, help="with --one: only this one of its nine commands")
     parser.add_argument("--pretend", action="store_true", help="on the pretend GPU, with small shapes")
     parser.add_argument("--step", action="append", help="only the step of this name; may be repeated")
     parser.add_argument("--out", type=Path, default=Path("build/first_gpu_morning"), help="the folder of all files")

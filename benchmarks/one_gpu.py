@@ -1,6 +1,7 @@
 """GRPO with all weights on one GPU, ours and TRL's at the same work, and the kernels of our calls; JSON lines.
 
-    python -m benchmarks.one_gpu [--size 0.5b|1.5b|3b] [--half ours|trl|profile|decoding ...] [--steps 4] [--out FOLDER]
+    python -m benchmarks.one_gpu [--size 0.5b|1.5b|3b|7b] [--half ours|trl|profile|decoding ...] [--steps 4] [--out ..]
+    python -m benchmarks.one_gpu --size 7b --adapter-rank 32        # ours alone, with an adapter on a frozen base
     python -m benchmarks.one_gpu --pretend        # here: a tiny shape on the processor, all halves
 
 The work: Qwen2.5's shape with random weights, 32 prompts of 128 tokens, 8 responses of 512 tokens to each, bfloat16,
@@ -45,12 +46,16 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=170.0, help="seconds of a half")
     parser.add_argument("--trl-rows", type=int, help="rows that TRL trains on at once; default: by size")
     parser.add_argument("--trl-share", type=float, default=Work.trl_share, help="of the memory, for TRL's vLLM")
+    parser.add_argument("--adapter-rank", type=int, default=0, help="train an adapter of this rank; ours alone")
     parser.add_argument("--out", type=Path, default=Path("build/one_gpu"), help="the folder of all results")
     parser.add_argument("--models", type=Path, help="the folder of models; default: --out")
     parser.add_argument("--pretend", action="store_true", help="a tiny shape on the processor")
     given = parser.parse_args()
     if given.steps < 2:
         parser.error(f"--steps: got {given.steps}, expected at least 2: the first is not counted")
+    halves = given.half or (("ours",) if given.adapter_rank else HALVES)
+    if given.adapter_rank and set(halves) != {"ours"}:
+        parser.error(f"--half: got {', '.join(halves)} with --adapter-rank, expected ours alone")
     out = given.out.resolve()
     work = Work(
         size=given.size,
@@ -59,12 +64,13 @@ def main() -> None:
         steps=given.steps,
         trl_rows=given.trl_rows or TRL_ROWS[given.size],
         trl_share=given.trl_share,
+        adapter_rank=given.adapter_rank,
     )
     work = work.smallest() if given.pretend else work
     for number in (signal.SIGTERM, signal.SIGHUP):  # so that the processes of a half end too
         signal.signal(number, lambda *_: sys.exit(1))
     file = out / f"record-{work.size}.jsonl"
-    done = [run_half(half, work, file, given.limit) for half in given.half or HALVES]
+    done = [run_half(half, work, file, given.limit) for half in halves]
     print(json.dumps(compared(file, work)), flush=True)
     sys.exit(0 if all(done) else 1)
 

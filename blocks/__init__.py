@@ -1,4 +1,4 @@
-"""Prefect blocks and the gpu-mesh worker: settings that you enter once, in the UI or CLI.
+"""Prefect blocks, which are settings that you enter once in the UI or CLI, and the gpu-mesh worker.
 
 Prefect imports this room through the entry point group `prefect.collections`, which registers them.
 """

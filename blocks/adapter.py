@@ -1,4 +1,4 @@
-"""LoRA adapters: the settings of the thin matrices that a run trains, with frozen weights."""
+"""LoRA adapters: settings for the thin matrices that a run trains, while the weights stay frozen."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Adapter(ByHand):
         return AdapterSpec(self.rank, self.alpha, names, self.rslora, self.path)
 
     def stated(self, role: str, shape: TransformerShape) -> Mapping[str, Any]:
-        """Return the fields of `to_spec` that somebody stated, beside the folder, which has to agree with them."""
+        """Return the fields of `to_spec` that were stated next to a folder, which has to agree with them."""
         matrices = self.model_copy(update={"rank": 1}).to_spec(role, shape).matrices  # the rank may be the folder's
         spec = AdapterSpec(self.rank, self.alpha, matrices, self.rslora)
         names = {"rank": "rank", "alpha": "alpha", "rslora": "rslora", "target_modules": "matrices"}

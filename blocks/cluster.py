@@ -57,7 +57,9 @@ class NodeKind(BaseModel):
         return None if backend == "cpu" else datasheet(self.device, DEVICE_FIELD, GPUS)
 
     def memory_bytes(self, backend: Backend, otherwise: int) -> int:
-        """Return the bytes of a device: the field's value, the datasheet's, or `otherwise` without a datasheet."""
+        """Return a device's memory in bytes: the field's value, or the datasheet's, or `otherwise` without a
+        datasheet.
+        """
         if self.device_memory_gib:
             return int(self.device_memory_gib * GIB)
         sheet = self.sheet(backend)
@@ -69,7 +71,7 @@ class NodeKind(BaseModel):
         return sheet.bfloat16_flops if sheet else 1.0
 
     def label(self, backend: Backend) -> str:
-        """Return the Ray label of these nodes: for GPUs the datasheet's name in every spelling, else `device`.
+        """Return these nodes' Ray label: for GPUs the datasheet's name in every spelling, else `device`.
 
         >>> NodeKind(device="A100-SXM4-80GB").label("cuda"), NodeKind(device="Old").label("cpu")
         ('a100-80', 'Old')
@@ -80,7 +82,7 @@ class NodeKind(BaseModel):
 
 @lru_cache(maxsize=8)  # the driver's tool takes up to seconds, and the memory of a GPU stays
 def least_plan_bytes(number: int, visible: str | None) -> int:
-    """Return the memory that plans count with on each of the first GPUs of this process; `visible` is its own list.
+    """Return the memory that plans may count on, on each of this process's first GPUs; `visible` lists its GPUs.
 
     Raises InvalidInput if this machine lists no GPU.
     """
@@ -152,7 +154,7 @@ class ClusterFields(BaseModel):
         return least_plan_bytes(self.devices_per_node, os.environ.get(VISIBLE))
 
     def lease_book(self) -> LeaseBook:
-        """Return the book of the leases on its devices."""
+        """Return the book of leases on its devices."""
         return LeaseBook(Path(self.lease_directory), self.shape)
 
     def _of_kinds(self, alike: ClusterShape) -> ClusterShape:

@@ -158,7 +158,7 @@ class Preferences(DatasetParameter, PreferencesFields):
 
 
 def read_as(dataset: DatasetFields, found: str = "") -> str:
-    """Return every setting that decides which rows are read, except the location of files, and the format `found`.
+    """Return every setting that decides which rows are read, except for the files' location, and the format `found`.
 
     Settings at their defaults are left out, so a run still matches when a later version adds a setting.
 

@@ -26,7 +26,7 @@ _current: ContextVar[Lease | None] = ContextVar("rlhf_lease", default=None)  # s
 
 
 class LeaseTimeout(RlhfError, TimeoutError):
-    """Others still held the mesh at the end of the longest wait."""
+    """Other runs still held the mesh when the maximum wait ended."""
 
 
 @contextmanager
@@ -42,9 +42,9 @@ def lease(
 ) -> Iterator[Lease]:
     """Hold a mesh (a name, or a number of devices) of `cluster` while the body runs.
 
-    `kind` is that of the cluster's devices by default, as the `kind` of a Cluster block states it.
-    While others hold it, `say` receives a line every minute that names them. Raises InvalidInput if the cluster can
-    never provide that mesh, LeaseTimeout if the mesh is not free after `wait_seconds`.
+    `kind` defaults to the cluster's, as in a Cluster block. While others hold the mesh, `say` receives a line every
+    minute that names them. Raises InvalidInput if the cluster can never provide that mesh, LeaseTimeout if the mesh is
+    not free after `wait_seconds`.
 
     >>> import tempfile
     >>> with lease(ClusterShape("desk", 1, 2, 8 << 30), 1, directory=Path(tempfile.mkdtemp())) as leased:
@@ -61,7 +61,7 @@ def lease(
 
 
 def require_ray(cluster: ClusterShape) -> None:
-    """Raise InvalidInput if a cluster of several nodes or of `node_kinds` lacks Ray, which starts its ranks."""
+    """Raise InvalidInput if a cluster with several nodes or with `node_kinds` lacks Ray, which starts its ranks."""
     if cluster.through_ray and find_spec("ray") is None:
         seen, alone = (
             (list(cluster.node_devices), "no kinds of nodes") if cluster.node_devices else (cluster.num_nodes, "1")
@@ -113,7 +113,7 @@ def given_lease() -> Lease | None:
 
 @contextmanager
 def leased_devices(dry_run: bool = False) -> Iterator[Lease]:
-    """Yield the lease of this flow run. Without a lease, yield a device of this machine, or no device for a dry run."""
+    """Yield this flow run's lease. Without a lease, yield a device of this machine, or no device for a dry run."""
     leased = given_lease()
     if leased is not None:
         yield leased

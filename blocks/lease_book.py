@@ -29,7 +29,7 @@ BOOK_LOCK_SECONDS = 5.0  # the book is locked for some file operations; longer m
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The holder of a device: the flow run, the pid of the run or its worker, and the start in ISO 8601."""
+    """The holder of a device: the flow run, the pid of the run or its worker, and the start time in ISO 8601."""
 
     flow_run_id: str
     flow_run: str
@@ -43,7 +43,7 @@ class Holder:
 
     @classmethod
     def read(cls, values: object) -> Holder | None:
-        """Return the holder in the JSON of a lease file; None for values that no holder writes.
+        """Return the holder in a lease file's JSON; None for values that no holder writes.
 
         >>> print(Holder.read({"flow_run_id": "1", "flow_run": "a", "pid": 7, "since": "2026-01-01T10:32:00"}))
         a (pid 7) since 2026-01-01 10:32
@@ -67,7 +67,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """A mesh that is not free now; try again later. `holders` hold its devices, `before` wait before it."""
+    """The mesh is not free now; try again later. `holders` hold its devices, `before` are ahead in the queue."""
 
     wanted: str
     cluster: str
@@ -84,14 +84,14 @@ class Busy:
 
 @dataclass(slots=True)
 class LeasedMesh:
-    """A mesh whose devices this process has locked. Pass `descriptors` to a child that must keep the devices."""
+    """A mesh with devices locked by this process. Pass `descriptors` to a child that must keep the devices."""
 
     id: str
     mesh: DeviceMesh
     descriptors: tuple[int, ...]
 
     def release(self) -> None:
-        """Close this process's copies. The devices are free if no child holds copies either. Idempotent."""
+        """Close this process's copies. The devices become free unless a child holds copies. Idempotent."""
         for descriptor in self.descriptors:
             os.close(descriptor)
         self.descriptors = ()
@@ -100,7 +100,7 @@ class LeasedMesh:
 class LeaseBook:
     """The leases of one cluster on this machine, kept in `directory`.
 
-    With `any_number`, a mesh may also be any consecutive devices of a node: for processes that are no ranks of a plan.
+    With `any_number`, a mesh may also be any consecutive devices of a node, for processes that are not ranks of a plan.
 
     >>> import tempfile
     >>> book = LeaseBook(Path(tempfile.mkdtemp()), ClusterShape("desk", 1, 2, 8 << 30))
@@ -126,8 +126,8 @@ class LeaseBook:
     ) -> FileLock | None:
         """Put a flow run into the queue before it requests `wanted`; it keeps its place until the lock is released.
 
-        Returns None if another process holds the run's place. `arrived` is seconds since 1970; its default is the
-        present time. Raises InvalidInput if the cluster can never provide `wanted`.
+        Returns None if another process holds the run's place. `arrived` is in seconds since 1970, by default now.
+        Raises InvalidInput if the cluster can never provide `wanted`.
         """
         devices = self._reach(wanted)
         with self._book_lock():
@@ -169,7 +169,8 @@ class LeaseBook:
         make_shared_folder(self.directory)
 
     def acceptable(self, wanted: str | int, at_least: int = 0) -> tuple[tuple[DeviceMesh, ...], ...]:
-        """Return the meshes of the wanted size, then for each smaller size the meshes that `acquire` would accept.
+        """Return the meshes of the wanted size, followed for each smaller size by the meshes that `acquire` would
+        accept.
 
         Raises InvalidInput if the cluster can never provide `wanted`.
         """

@@ -1,4 +1,4 @@
-"""Lock files for all users of a machine, regardless of the files' owners and of the umask."""
+"""Lock files for all users of a machine, whatever the files' owners and the umask."""
 
 import contextlib
 import fcntl
@@ -40,8 +40,8 @@ def make_shared_folder(folder: Path) -> None:
 def open_shared(path: Path) -> int:
     """Open a file for reading and writing; create it if it is missing.
 
-    Raises InvalidInput for a file that this user may not write, and for anything but a plain file: a link from another
-    user would be followed with this user's rights.
+    Raises InvalidInput for a file that this user may not write, and for anything but a plain file, because a link from
+    another user would be followed with this user's rights.
     """
     deadline = time.monotonic() + MADE_SECONDS
     while True:
@@ -90,7 +90,7 @@ def overwrite(descriptor: int, text: str) -> None:
 
 @dataclass(slots=True)
 class FileLock:
-    """A locked file. The lock is free once every process with its descriptor has ended or closed it."""
+    """A locked file. The lock is freed once every process with its descriptor has ended or closed it."""
 
     path: Path
     descriptor: int

@@ -1,4 +1,4 @@
-"""The queue of a lease book: waiting runs and the devices that they could use, by priority and order of arrival.
+"""A lease book's queue: waiting runs and the devices that they could use, by priority and order of arrival.
 
 A waiter holds a ticket, a file that it keeps locked: a dead waiter loses its place. The queue is read and written while
 the book is locked. Any user may have written any file here, so reads of folders and files have limits.
@@ -32,7 +32,7 @@ FIRST = 1
 class Waiter:
     """A run that has waited since `arrived` (seconds since 1970) for some of `devices`; `number` breaks ties.
 
-    `priority` is that of its work queue in Prefect: a run with a smaller number comes before all with a larger number.
+    `priority` is its Prefect work queue's: a smaller number goes first.
     """
 
     priority: int
@@ -76,7 +76,7 @@ class LeaseQueue:
     ) -> FileLock | None:
         """Give a run its place, valid while the ticket is locked; None if another process holds the ticket.
 
-        The default of `arrived` is the present time.
+        `arrived` defaults to now.
         """
         ticket = FileLock.take(self._path(flow_run_id))
         if ticket is not None:
@@ -87,12 +87,12 @@ class LeaseQueue:
         return ticket
 
     def leave(self, flow_run_id: str) -> None:
-        """Remove a run's place, even if another process holds it: the run has its devices."""
+        """Remove a run's place, even if another process holds it, because the run has its devices."""
         with contextlib.suppress(OSError):
             self._path(flow_run_id).unlink()
 
     def before(self, flow_run_id: str) -> tuple[Waiter, ...]:
-        """Record a request of a run at the present time, and return its earlier waiters; all, if it has no place."""
+        """Record a run's request now, and return the waiters ahead of it, or all waiters if it has no place."""
         with contextlib.suppress(OSError):
             os.utime(self._path(flow_run_id), follow_symlinks=False)
         waiting = self.waiting()

@@ -62,8 +62,8 @@ class Model(DeploymentParameter, ModelFields):
     path: PathText = Field("", description=NEEDED + PATH)
 
     def to_spec(self, role: str, shape: TransformerShape, optimizer: OptimizerSpec | None = None) -> ModelSpec:
-        """Return what planner and engines need to know of this model in `role`, except for its adapter.
+        """Return what planner and engines need to know about this model as `role`, except for its adapter.
 
-        `shape` is from its config.json. An adapter may be in a folder of its own.
+        `shape` is from its config.json. An adapter may have a folder of its own.
         """
         return ModelSpec(role, self.path, self.head, shape, self.dtype, self.new_head, optimizer, self.eos_token)

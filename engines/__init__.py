@@ -1,1 +1,1 @@
-"""The code on the devices: rank processes, Megatron-core, vLLM, weights; also functions of users on the hosts."""
+"""Code on the devices: rank processes, Megatron-core, vLLM, weights; also users' functions on the hosts."""

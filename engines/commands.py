@@ -1,7 +1,7 @@
-"""Commands of the controller to a rank, and the rank's reports: small picklable values, never tensors.
+"""The controller's commands to a rank, and the rank's reports: small picklable values, never tensors.
 
-A row is named by its position in the step's batch, so every rank uses the same number for it. Messages of every call
-have no slots, since dataclasses with slots are pickled by slow Python code.
+A row's name is its position in the step's batch, so every rank uses the same number for it. Frequent messages have no
+slots, because dataclasses with slots are pickled by slow Python code.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Bytes = TypeVar("Bytes", int, Mapping[str, int])
 
 @dataclass(frozen=True)
 class Digest:
-    """The part of each parameter's weight fingerprint from a rank's shards, modulo FINGERPRINT_MODULUS.
+    """A rank's share of each parameter's weight fingerprint, from its shards, modulo FINGERPRINT_MODULUS.
 
-    Two strings: `names` in lines, and `values` of 8 bytes each. Most ranks report the same digest as other ranks; such
-    a digest is only compared and never read.
+    It has two strings: `names`, a line each, and `values`, 8 bytes each. Most ranks report the same digest as other
+    ranks, which is only compared and never read.
     """
 
     names: str
@@ -51,7 +51,7 @@ class Digest:
         return cls("\n".join(by_name), array("Q", by_name.values()).tobytes())
 
     def by_name(self) -> dict[str, int]:
-        """Return the value of each parameter."""
+        """Return each parameter's value."""
         return dict(zip(self.names.splitlines(), array("Q", self.values), strict=True))
 
 
@@ -71,7 +71,7 @@ class RowSource(Protocol):
 
     @property
     def variables(self) -> Mapping[str, Any]:
-        """The variables of the chat template."""
+        """The chat template's variables."""
         ...
 
     @property
@@ -95,7 +95,7 @@ class RowSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The folder of a checkpoint, and the version of the trained weights in it.
+    """A checkpoint's folder, and the version of the trained weights in it.
 
     Without a folder, ranks have the state in host memory, and send it after the build (`MoveStateCommand`).
     """
@@ -106,13 +106,14 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class BuildCommand:
-    """Build a model instance on `ranks` (in the mesh's order) and load its weights, trained weights from any `restore`.
+    """Build a model instance on `ranks` (in the mesh's order) and load its weights; trained weights come from
+    `restore`, if set.
 
-    The engine holds `weights`; empty: a single set, which is trained, under the name of the role. For `shared` weights,
-    by name, it uses the tensors of another instance, which has been built before. `max_rows` is the largest number of
-    rows of a generate. vLLM's cache has `cache_bytes`, or room for all these rows at their longest. A new adapter
-    follows from `seed`. `is_offloaded`: the plan moves the whole instance between device and host. `end_tokens` end a
-    response; None: they are found in the model's folder.
+    The engine holds `weights`; empty means a single trained set, named after the role. For `shared` weights, by name,
+    it uses the tensors of another instance that was built before. `max_rows` is the largest number of rows of a
+    generate. vLLM's cache has `cache_bytes`, or room for all these rows at maximum length. A new adapter is drawn by
+    `seed`. `is_offloaded` says that the plan moves the whole instance between device and host. `end_tokens` end a
+    response; None takes them from the model's folder.
     """
 
     model: ModelSpec
@@ -132,7 +133,7 @@ class BuildCommand:
 
     @property
     def trained(self) -> tuple[str, ...]:
-        """The names of its trained weights, which are their folders in a checkpoint."""
+        """The names of its trained weights, which name their folders in a checkpoint."""
         return tuple(own.name for own in self.weights if own.trained) if self.weights else (self.instance.role,)
 
     @property
@@ -148,7 +149,7 @@ class BuildCommand:
 
 @dataclass(frozen=True)
 class PassCommand:
-    """A train_step's rows of a row set, and the losses on them; `call` is the step on these rows only.
+    """A train_step's pass over the rows of one row set, with their losses; `call` is the step on only these rows.
 
     `rows` to `lengths` are as in a CallCommand, the rest as in TrainingRows.
     """
@@ -170,9 +171,9 @@ class CallCommand:
     `rows` are positions in the step's batch; `row_ids` are the same rows' numbers in the dataset. `reads` and `writes`
     are weight versions of the instance. `versions` has the weight version of each role that contributed to the rows so
     far; `generated_by` is the role that generated them. `keys` are the input keys that this rank's pipeline stage uses
-    (None: all). `lengths` are the tokens of each row, if a generate reported them. `frees` are the (call, key) of this
-    step that no later node uses on this rank. A call uses only its kind's settings: `sampling` and perhaps `play`
-    (generate), `train` and `passes` (train_step), `output` and `temperature` (inference), `function` (compute).
+    (None: all). `lengths` are the tokens of each row, if a generate reported them. `frees` are the rows of (call, key)
+    that no later node of this step uses on this rank. A call uses only the settings of its kind: `sampling` and perhaps
+    `play` (generate), `train` and `passes` (train_step), `output` and `temperature` (inference), `function` (compute).
     """
 
     step: int
@@ -200,19 +201,19 @@ class CallCommand:
     temperature: float = 1.0
 
     def on(self, rows: PassCommand) -> CallCommand:
-        """Return the command of a train_step on the rows of a single pass."""
+        """Return the command of a train_step on the rows of one pass."""
         return replace(
             self, call=rows.call, rows=rows.rows, row_ids=rows.row_ids, keys=rows.keys, lengths=rows.lengths, passes=()
         )
 
     @property
     def doing(self) -> str:
-        """The name in errors: `actor_generate · step 3`."""
+        """The call's name in errors: `actor_generate · step 3`."""
         return f"{self.call.name} · step {self.step}"
 
 
 class RowTransfer(NamedTuple):
-    """Rows of a call's keys that are sent from rank `source` to rank `target` (not equal)."""
+    """Rows of a call's keys that rank `source` sends to another rank, `target`."""
 
     source: int
     target: int
@@ -223,7 +224,7 @@ class RowTransfer(NamedTuple):
 
 @dataclass(frozen=True)
 class TransferCommand:
-    """A node's row transfers from or to this rank, in the same order on all ranks. `frees`: see CallCommand."""
+    """A node's row transfers from or to this rank, in the same order on all ranks. For `frees` see CallCommand."""
 
     step: int
     transfers: tuple[RowTransfer, ...]
@@ -242,7 +243,7 @@ def _transfer_command(step: int, transfers: Sequence[Any], frees: tuple[tuple[st
 class MoveWeightsCommand:
     """Copy version `version` of a role from an instance's storage into another instance's (reallocate).
 
-    `devices[rank]` is the device of a rank, so that near copies are preferred; empty: all are equally near.
+    `devices[rank]` is a rank's device, so that near copies are preferred; if empty, all are equally near.
     """
 
     source: ModelInstance
@@ -255,10 +256,10 @@ class MoveWeightsCommand:
 
 @dataclass(frozen=True)
 class FollowCommand:
-    """Average the follower's version `held` with the leader's that `move` brings, which counts `share`.
+    """Average the follower's version `held` with the leader's version from `move`, which has the weight `share`.
 
-    The layouts of `move` are those of the weights that the follower writes. `dtype` is the leader's format. `is_copy`:
-    the new version is the leader's, bit for bit.
+    The layouts of `move` are those of the weights that the follower writes. `dtype` is the leader's format. `is_copy`
+    says that the new version equals the leader's bit for bit.
     """
 
     move: MoveWeightsCommand
@@ -271,8 +272,8 @@ class FollowCommand:
 class GpuMemory(NamedTuple):
     """A GPU's memory in bytes: the peak since the rank's last report, and what the driver has free now.
 
-    `allocated_bytes` are torch's tensors, `reserved_bytes` what torch holds of the device for them. `used_bytes` is
-    all that the driver counts, of other processes too: it adds contexts, communicators and the driver's graphs.
+    `allocated_bytes` are torch's tensors, `reserved_bytes` the device memory that torch reserves for them. `used_bytes`
+    is the driver's count, including other processes, contexts, communicators and the driver's graphs.
     """
 
     allocated_bytes: int
@@ -290,7 +291,7 @@ class StateRegion(NamedTuple):
 
 
 class StateMove(NamedTuple):
-    """The elements that rank `source` holds in `held`, and that rank `target` lacks in `lacking`; both may be equal."""
+    """The elements in `held` of rank `source` that `lacking` of rank `target` needs; the ranks may be equal."""
 
     source: int
     target: int
@@ -311,7 +312,7 @@ class StateMove(NamedTuple):
 class MoveStateCommand:
     """Fill `target`, which was built without its state, from the copies of `source` in the host memory of ranks.
 
-    First the weights alone, then, with `is_last`, the optimizer, which was made after `num_updates` steps.
+    First come the weights alone, then, with `is_last`, the optimizer, which has made `num_updates` steps.
     """
 
     source: ModelInstance
@@ -324,10 +325,10 @@ class MoveStateCommand:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements(Generic[Bytes]):
-    """Time, data and memory of a piece of work, for a rank or for all ranks of a node (then memory by rank).
+    """The time, data and memory of a piece of work, for a rank or for all ranks of a node (then memory by rank).
 
     `seconds` is measured by the rank's own clock. `bytes_moved` came from other ranks (for offload and reload: to or
-    from the host). `peak_extra_bytes` is the largest amount of memory staged for it.
+    from the host). `peak_extra_bytes` is the peak of memory staged for it.
 
     `device_bytes` is the size of the storages of all tensors that engines keep on the device between calls, also if a
     call runs now. `resident_bytes` is the process's memory as the operating system reports it; on a CPU device it
@@ -351,9 +352,9 @@ class Measurements(Generic[Bytes]):
 class RankReport(Measurements[int]):
     """A rank's reply to a command. `digest` is set after weights were written.
 
-    `row_lengths` are the tokens of each row of a generate, in the order of its rows. `state` is a stateful
-    computation's state for the next step in a checkpoint's form, or the error if it cannot be saved. `chosen_rows` are
-    the numbers of the rows that a call chose. `gpu` is the memory of its GPU; None on CPU.
+    `row_lengths` are the lengths of a generate's rows in tokens, in order. `state` is a stateful computation's state
+    for the next step in a checkpoint's form, or the error if it cannot be saved. `chosen_rows` are the numbers of the
+    rows that a call selected. `gpu` is its GPU's memory; None on CPU.
     """
 
     digest: Digest | None = None

@@ -1,4 +1,4 @@
-"""Context and result of a computation on rows."""
+"""The context and the result of a computation on rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface of an engine to its rank: weights as regions, calls, offload and reload.
+"""An engine's interface to its rank: weights as regions, calls, offload and reload.
 
 Shapes: B rows, S prompt and response tokens (right-padded), T response tokens (right-padded), V vocabulary.
 """
@@ -22,11 +22,10 @@ OverlongAnswers = Literal["refuse", "keep_start", "keep_end", "end"]
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A parameter's part on this rank, under its Hugging Face name.
+    """The part of a parameter on this rank, under its Hugging Face name.
 
-    `view` aliases the engine's own storage; its elements in row-major order are the region's elements in row-major
-    order, but it may split axes and be non-contiguous (a fused qkv). Read with `view.reshape(shape)`, write with
-    `view.copy_(...)`.
+    `view` aliases the engine's own storage. Its elements are the region's, both in row-major order, but it may split
+    axes and be non-contiguous (a fused qkv). Read with `view.reshape(shape)`, write with `view.copy_(...)`.
     """
 
     region: Region
@@ -39,9 +38,9 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
-    """A region of a parameter in this rank's state: float32 main weights or a moment of Adam's.
+    """A region of a parameter in this rank's state: float32 main weights or an Adam moment.
 
-    `values` views the region's elements in row-major order, in the optimizer's own tensor, or, of a follower without
+    `values` views the region's elements in row-major order, in the optimizer's own tensor or, for a follower without
     main weights, in its compute weights.
     """
 
@@ -79,9 +78,9 @@ class Sequences:
 class TrainSettings:
     """Settings of a train_step: `epochs` passes over the rows in `mini_batches`, with an optimizer step for each.
 
-    `recompute` are the layers of each pipeline stage that keep only their input for the backward. With
-    `tokens_over_tp` each tensor-parallel rank has its part of the tokens between products. `registered` are words of
-    the placement that are not part of this package.
+    `recompute` is the number of layers of each pipeline stage that keep only their input for the backward pass. With
+    `tokens_over_tp`, each tensor-parallel rank has its part of the tokens between products. `registered` are placement
+    words from other packages.
     """
 
     mini_batches: int = 1
@@ -94,10 +93,10 @@ class TrainSettings:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRows:
-    """This replica's rows of a row set in the order of mini-batches, with the losses that share a forward pass.
+    """This replica's rows of a row set in mini-batch order, with the losses that share a forward pass.
 
-    `columns` are the columns of each of `terms`. `mini_batch_rows` are the numbers of rows of the mini-batches, in
-    their order; empty: all are equal. `some_without_rows` is True if some replica has no row in some mini-batch.
+    `columns` are the columns for each of `terms`. `mini_batch_rows` are the sizes of the mini-batches, in order; empty
+    if all are equal. `some_without_rows` is True if some replica has no row in some mini-batch.
     """
 
     sequences: Sequences
@@ -131,10 +130,10 @@ class SamplingSettings:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Responses of a batch of prompts, and the log-probability of each token in the whole vocabulary, tempered.
+    """Responses to a batch of prompts, and each token's log-probability over the whole vocabulary at the temperature.
 
     `kept_mass` is the mean over tokens of the probability that top_k, top_p and min_p keep. It is None if they keep all
-    tokens, and on ranks that choose no token.
+    tokens, and on ranks that do not sample.
     """
 
     tokens: Sequence[Sequence[int]]
@@ -144,17 +143,15 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class PlaySettings:
-    """Settings of plays in a call. `Play` states their bounds and defaults.
+    """Settings of plays in a call; `Play` states their bounds and defaults.
 
-    function, signature, tools, tool_format, tool_errors, arguments, python: as in PlayFunction.
-    max_turns: the most turns of the model in a row.
-    max_tokens: the most tokens after a prompt, including those of answers.
-    max_answer_tokens: the most tokens of an answer of the environment; `overlong_answers` is the treatment of others.
-    workers, at_once: processes of a replica, and the plays that each has open.
-    deadline_seconds: limit of an answer; play_seconds: limit of all answers of a row together, in wall time.
-    retries, failed_value, most_failed: as in HostSettings; `most_failed` is a share of a replica's rows.
-    environment_variables: names of further environment variables of the workers.
-    together: rows take their turns in rounds, so that the batches of a call do not depend on delays.
+    function, signature, tools, tool_format, tool_errors, arguments, python: as in PlayFunction. max_turns: limit on the
+    model's turns in a row. max_tokens: limit on the tokens after a prompt, including answers. max_answer_tokens: limit
+    on an environment's answer; `overlong_answers` says what to do beyond it. workers, at_once: processes per replica,
+    and plays open in each. deadline_seconds: time limit for an answer; play_seconds: wall time limit for all answers of
+    a row together. retries, failed_value, most_failed: as in HostSettings; `most_failed` is a share of a replica's
+    rows. environment_variables: names of further environment variables for the workers. together: rows take their turns
+    in rounds, so that batches do not depend on delays.
     """
 
     function: str
@@ -181,10 +178,10 @@ class PlaySettings:
 
 @dataclass(frozen=True)
 class Turn:
-    """Continue a play's row by a turn: after the tokens of an `answer`, with at most `at_most` tokens.
+    """Let the model take a turn in a play's row: after the tokens of an `answer`, with at most `at_most` tokens.
 
-    `number` counts the row's turns from 0. Before the first turn, `prompt` replaces the row's prompt: an environment
-    has added a text to it.
+    `number` counts the row's turns from 0. Before the first turn, `prompt` replaces the row's prompt if an environment
+    has added text to it.
     """
 
     row: int
@@ -198,8 +195,8 @@ class Turn:
 class PlayEnd:
     """The end of a row's play: its score (NaN: not applicable), rewards by turn, and other numbers.
 
-    `failed`: the play failed, and the row does not count. `truncated`: the row was at the end of its tokens or turns.
-    `answers` is the number of answers that the model's turns had, and `answer_seconds` the time for all of them.
+    `failed` says that the play failed, so the row does not count; `truncated` that the row ran out of tokens or turns.
+    `answers` is the number of answers to the model's turns, and `answer_seconds` the time for all of them.
     """
 
     row: int
@@ -219,24 +216,25 @@ class PlayTable(Protocol):
     """The plays of a replica's rows, on the rank that leads the replica."""
 
     def orders(self, wait: Literal["no", "any", "all"]) -> Sequence[Order]:
-        """Return the next orders: those that are there, at least an order, or an order for each row in the replica.
+        """Return the next orders: the available orders ("no"), at least an order ("any"), or an order for each row
+        ("all").
 
         No orders remain once each row has its PlayEnd.
         """
         ...
 
     def heard(self, row: int, tokens: Sequence[int], is_stopped: bool) -> None:
-        """Take the tokens of a row's latest turn. `is_stopped`: it ended on its own, before its token limit."""
+        """Take the tokens of a row's latest turn. `is_stopped` says that it ended before its token limit."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Conversed:
-    """The rows of plays: all tokens after each prompt, with a value for each of them in the other lists.
+    """The rows of plays: all tokens after each prompt, with a value for each token in the other lists.
 
-    `mask` is 1 at the model's own tokens; `turns` has the number of the turn, and after a turn its number up to the
-    next. Log-probabilities of other tokens are 0. `ends` are in the order of the rows. `kept_mass` is as in Generated.
-    `prompts` are those that the rows continue, with the texts that environments added.
+    `mask` is 1 at the model's own tokens; `turns` has each token's turn number, and tokens between turns have the
+    previous turn's. Log-probabilities of other tokens are 0. `ends` are in the order of the rows. `kept_mass` is as in
+    Generated. `prompts` are the prompts that the rows continue, with text added by environments.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -254,18 +252,18 @@ class Engine(Protocol):
     instance: ModelInstance
 
     def weights(self) -> Mapping[str, Shard]:
-        """The compute weights held here, by Hugging Face name."""
+        """The compute weights on this rank, by Hugging Face name."""
         ...
 
     def weights_written(self) -> None:
-        """Drop caches, repack, refresh main weights: called after weights were written through `weights()`."""
+        """Drop caches, repack, refresh main weights: must be called after weights were written through `weights()`."""
         ...
 
     def device_bytes(self) -> int:
         """Storage bytes of the tensors on the device that this engine keeps between calls.
 
-        Another thread may ask while a call runs, so what only a running call needs does not count: a certificate has it
-        beside what engines keep.
+        Another thread may ask while a call runs, so tensors that only the running call needs do not count; a
+        certificate lists them separately.
         """
         ...
 
@@ -283,7 +281,7 @@ class Engine(Protocol):
     def reload(self, part: OffloadPart = "all", copies: bool = True) -> int:
         """Restore the tensors that `offload` freed; return the bytes copied back. Idempotent; concurrent as `offload`.
 
-        Without `copies`, the weights have any content until they are written.
+        Without `copies`, the weights are undefined until they are written.
         """
         ...
 
@@ -293,7 +291,7 @@ class Engine(Protocol):
 
 
 class HasState(Protocol):
-    """What a checkpoint holds of a model on this rank, beside its frozen weights."""
+    """The part of a model on this rank that a checkpoint stores, apart from frozen weights."""
 
     def weights(self) -> Mapping[str, Shard]:
         """See Engine."""
@@ -323,31 +321,33 @@ class TrainingEngine(Engine, HasState, Protocol):
     def infer(self, sequences: Sequences, output: str, micro_batches: int, temperature: float) -> Tensor | None:
         """Run this data-parallel replica's rows; the replica may have no rows.
 
-        Returns the output on ranks of the last pipeline stage with tp coordinate 0, None on other ranks: logprobs
-        [B, T] (of response tokens), for example, values [B, T] (at the token before each response token) or scores [B]
-        (at the last token). Vectors have a last axis more.
+        Returns the output on ranks of the last pipeline stage with tp coordinate 0, None on other ranks. Examples are
+        logprobs [B, T] (of response tokens), values [B, T] (at the token before each response token) and scores [B] (at
+        the last token). Vector outputs have another axis at the end.
         """
         ...
 
     def train(self, rows: Sequence[TrainingRows], settings: TrainSettings) -> dict[str, float]:
         """Take epochs * mini_batches optimizer steps, each on a mini-batch of every row set together.
 
-        The gradient belongs to the sum over all terms of weight * mean, for any split of the rows over replicas and
+        The gradient is that of the sum over all terms of weight * mean, for any split of the rows over replicas and
         micro-batches. A replica without rows in a set takes part in the collective operations and adds no gradient. If
-        all means are over no values, no step is taken; `skipped_updates` counts these. `empty_updates` counts the steps
-        whose gradient is 0 in every element. A count of 0 is left out.
+        all means are over no values, the step is skipped, and `skipped_updates` counts it. `empty_updates` counts the
+        steps with a gradient of 0 in every element. A count of 0 is left out.
 
         Returns the means over all rows and steps of the loss, its metrics and `grad_norm`, and the last step's
         `learning_rate`; they are equal on every rank. With several terms, each term's values are prefixed by its name
-        and a dot, and `loss` is the weighted sum. Values prefixed by `initial_` are of the first mini-batch, before any
-        update. New and old policy then have the same weights, so a difference in the loss is a difference between the
-        two engines.
+        and a dot, and `loss` is the weighted sum. Values prefixed by `initial_` are from the first mini-batch, before
+        any update. New and old policy then have the same weights, so a difference in the loss is a difference between
+        the two engines.
         """
         ...
 
 
 class SharingEngine(Engine, Protocol):
-    """An engine with the trait `shares_weights`: if its command has `shared` weights, `share` ends its build."""
+    """An engine with the trait `shares_weights`. If its command has `shared` weights, its build ends with a call of
+    `share`.
+    """
 
     def share(self, lent: Sequence[tuple[Engine, Collection[str]]]) -> None:
         """Use other engines' tensors for some parameters, and free its own; all engines are of its class."""
@@ -377,7 +377,7 @@ class PlayingEngine(GenerationEngine, Protocol):
 
     @property
     def leads(self) -> bool:
-        """Whether this rank leads its replica: it has the table of a play."""
+        """Whether this rank leads its replica, so that it has the table of a play."""
         ...
 
     def converse(
@@ -392,7 +392,7 @@ class PlayingEngine(GenerationEngine, Protocol):
     ) -> Conversed:
         """Continue this replica's rows turn by turn, as the leader's table says; the other ranks have no table.
 
-        The turns of a row draw from `play_seed` of the row's seed. With `together`, all rows wait for the slowest
-        answer of each round: then rounding, too, does not depend on delays.
+        A row's turns draw from `play_seed` of the row's seed. With `together`, all rows wait for the slowest answer of
+        each round, so that even rounding does not depend on delays.
         """
         ...

@@ -1,4 +1,4 @@
-"""Losses for an engine: the values that a loss returns, and its requirements on a train_step's forward pass.
+"""Losses as an engine sees them: the values that a loss returns, and what it needs from the forward pass.
 
 Shapes: B rows, T response tokens (right-padded), P items of rows that belong together.
 """
@@ -42,7 +42,7 @@ class Loss(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LossTerm:
-    """A loss of a train_step: the names of the outputs that it needs of the forward pass, and its part in the sum.
+    """A loss of a train_step: the outputs that it needs from the forward pass, by name, and its weight in the sum.
 
     The step's loss is the sum over terms of `weight` times the mean. `inputs` are the ports of its columns. `name`
     distinguishes its metrics from other terms' metrics; it is empty for a single term.

@@ -1,7 +1,7 @@
-"""The mean of a loss as a part per row, known before the forward pass from the masks.
+"""A loss's mean as a weight per row, known from the masks before the forward pass.
 
 Shapes: B rows, T response tokens, P items of rows that belong together. The parts add up to the same weights for any
-split of the rows into replicas, mini- and micro-batches, so each value counts the same.
+split of the rows into replicas, mini- and micro-batches, so each value always counts the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNITS = ("token", "row", "item")
 
 @dataclass(frozen=True, slots=True)
 class RowParts:
-    """The part of each row in a mean; made by `row_parts`."""
+    """Each row's weight in a mean; made by `row_parts`."""
 
     kind: MeanOver
     mask_BT: Tensor  # 1.0 at tokens that are trained on
@@ -33,7 +33,7 @@ class RowParts:
 
     @property
     def item_P(self) -> Tensor:
-        """How much a whole item's value counts."""
+        """How much the value of a whole item counts."""
         return self.row_B.view(-1, self.rows_per_item).amax(1)
 
     def weights(self) -> Tensor:
@@ -41,7 +41,7 @@ class RowParts:
         return torch.stack([part.double().sum() for part in (self.weight_B, self.row_B, self.item_P)])
 
     def of(self, rows: Tensor | slice) -> RowParts:
-        """Return the parts of some rows: whole items."""
+        """Return the parts of these rows, which must be whole items."""
         return replace(
             self,
             mask_BT=self.mask_BT[rows],
@@ -52,7 +52,7 @@ class RowParts:
         )
 
     def unit(self, values: Tensor, name: str) -> int:
-        """Return the unit of values as an index into UNITS. Raises InvalidInput for any other shape."""
+        """Return the unit of the values as an index into UNITS. Raises InvalidInput for any other shape."""
         num_rows = len(self.row_B)
         if values.shape == self.mask_BT.shape:
             return 0

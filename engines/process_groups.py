@@ -1,4 +1,4 @@
-"""Process groups that only their members make: a world for them, and the same name of a group on every member."""
+"""Process groups made only by their members: a world for them, and a group name that is equal on every member."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,17 +15,19 @@ Shared = TypeVar("Shared")
 
 
 def ensure_world() -> None:
-    """Make a world of a single rank, without network, if the process has no world: Megatron and vLLM need it."""
+    """Make a world of a single rank, without network, if the process has no world, because Megatron and vLLM need
+    it.
+    """
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
 
 
 def name_groups_by_members() -> None:
-    """Name a new group by its ranks and the number of groups that these ranks have made. Idempotent.
+    """Make torch name a new group by its ranks and by how many groups these ranks have made. Idempotent.
 
-    Torch counts all groups of a rank. Ranks of different history would name the same group differently, and wait for
-    each other forever in `new_group(..., use_local_synchronization=True)`.
+    Torch counts all groups of a rank. Ranks with different histories would name the same group differently, and wait
+    for each other forever in `new_group(..., use_local_synchronization=True)`.
     """
     if getattr(dist.distributed_c10d._hash_ranks_to_str, "by_members", False):
         return
@@ -40,7 +42,7 @@ def name_groups_by_members() -> None:
 
 
 def world_limit() -> timedelta:
-    """Return the time limit of the world's collectives, which is that of every group in it."""
+    """Return the time limit of the world's collectives, which also holds for every group in it."""
     world = dist.group.WORLD
     assert world is not None  # after `ensure_world`
     backend = world._get_backend(torch.device("cpu"))
@@ -49,7 +51,7 @@ def world_limit() -> timedelta:
 
 
 def uses_nccl(tensor: Tensor) -> bool:
-    """Return whether NCCL carries messages of the tensor; gloo carries those of host memory."""
+    """Whether NCCL sends this tensor; gloo sends tensors in host memory."""
     return tensor.is_cuda
 
 
@@ -63,10 +65,11 @@ def shared(values: Sequence[Shared] | None, group: dist.ProcessGroup) -> Sequenc
 
 
 def open_communicators(groups: Iterable[dist.ProcessGroup]) -> None:
-    """Let NCCL make the communicators of `groups` now; every member must call this, with its groups in an equal order.
+    """Make NCCL create the communicators of `groups` now; every member must call this, with its groups in the same
+    order.
 
-    NCCL makes a communicator at its first use. In the middle of a step, its buffers would not fit beside torch's cached
-    blocks, and a first use by some members only is undefined. Without GPUs, nothing is made.
+    NCCL creates a communicator at its first use. In the middle of a step, its buffers would not fit beside torch's
+    cached blocks, and a first use by only some members is undefined. A no-op without GPUs.
     """
     if not torch.cuda.is_available():
         return

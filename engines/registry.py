@@ -1,4 +1,4 @@
-"""Names in graphs and checkpoints: each refers to a function or class, which may have moved to another module since."""
+"""Names in graphs and checkpoints: each refers to a function or class, which may have moved to another module."""
 
 import sys
 from os.path import realpath
@@ -20,8 +20,8 @@ class Registry(Generic[Entry]):
     def add(self, name: str, definition: Any, entry: Entry) -> Entry:
         """Register `definition`'s entry. Raises GraphError if another definition has the name.
 
-        The same definition may be registered again: by a notebook's cell that runs twice, or a file that is loaded as
-        two modules.
+        The same definition may be registered again, for example by a notebook's cell that runs twice, or a file that is
+        loaded as two modules.
         """
         earlier = self._entries.get(name, (definition, entry))[0]
         if not _is_same(earlier, definition):

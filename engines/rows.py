@@ -23,12 +23,12 @@ _KEYS_OF_CALLS = (
 
 
 def keys_of_calls() -> tuple[str, ...]:
-    """Return the keys that calls make: a dataset's column or a reward with such a name needs another name."""
+    """Return the keys that calls make. A dataset's column or a reward with such a name needs another name."""
     return (*_KEYS_OF_CALLS, *(name for name in OUTPUTS if name not in _KEYS_OF_CALLS))
 
 
 class NoSuchColumn(KeyError):
-    """A computation or a loss asked its rows for a missing key; `there` are the keys that they have."""
+    """A computation or a loss asked for a key that its rows lack; `there` are the keys that they have."""
 
     def __init__(self, key: object, there: Iterable[str]) -> None:
         super().__init__(key)

@@ -13,11 +13,11 @@ _FOREIGN = tuple(
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")),
     }
 )
-"""Folders of what is nobody's own code here: this package, Python and what is installed."""
+"""Folders with code that is not yours: this package, Python and installed packages."""
 
 
 def described(error: BaseException) -> str:
-    r"""Describe an error in a line: its type, the first line of its message, and its place in a person's own file.
+    r"""Describe an error in a line: its type, the first line of its message, and its place in your own file.
 
     If a settings class refuses its values, the line names the first wrong field.
 

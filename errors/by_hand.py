@@ -1,4 +1,4 @@
-"""Settings that Python code makes: a mistake in such a call gives a single line, as in a parameter file."""
+"""Settings made in Python code: a mistake in such a call gives a single line, as in a parameter file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prefect_rlhf.errors.wrong_setting import known_mistake, without_branches
 
 
 class WrongCall(InvalidInput):
-    """A group of settings that Python code makes or changes in a wrong way; its text is that of `mistake`."""
+    """Python code makes or changes a settings group incorrectly; the text is the mistake's."""
 
     def __init__(self, mistake: InvalidInput) -> None:
         super().__init__(mistake.field, mistake.seen, mistake.expected)

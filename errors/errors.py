@@ -40,7 +40,7 @@ class RlhfError(Exception):
 
 
 class RunStopped(KeyboardInterrupt):
-    """Somebody stopped the run with Ctrl-C or SIGTERM. The message says how far it came and how to continue.
+    """The run was stopped with Ctrl-C or SIGTERM. The message says how far it got and how to continue.
 
     `resume_from` is the newest checkpoint, None without one. `is_terminated` is true for SIGTERM.
 
@@ -77,7 +77,7 @@ class InvalidInput(RlhfError, ValueError):
 def refusing(
     errors: type[Exception] | tuple[type[Exception], ...], field: str, seen: object, expected: str, most: int = 120
 ) -> Iterator[None]:
-    """Convert the body's `errors` to an InvalidInput with the first `most` characters of their text; 0: without it.
+    """Convert the body's `errors` to InvalidInput with the first `most` characters of their text; 0 leaves it out.
 
     >>> with refusing(ValueError, "--nodes", "two", "a whole number", most=0):
     ...     int("two")
@@ -118,7 +118,8 @@ class Missing(InvalidInput):
 
 
 class NotUsed(InvalidInput):
-    """A value that would have no effect, refused since you count on it. `remedy` is an alternative to removing it.
+    """A value that would have no effect, refused because you may count on it. `remedy` is an alternative to removing
+    it.
 
     >>> print(NotUsed("algo.kl.horizon", 100, "a fixed coefficient has no target", "set kind: adaptive"))
     algo.kl.horizon: 100 is not used: a fixed coefficient has no target; remove it, or set kind: adaptive
@@ -209,7 +210,7 @@ class NotFinite(RlhfError):
 
 
 class NothingLearnt(RlhfError):
-    """No gradient for as many steps in a row as the run allows (`most_empty_steps`)."""
+    """No gradient for as many consecutive steps as the run allows (`most_empty_steps`)."""
 
 
 class BeyondBound(RlhfError):

@@ -1,4 +1,4 @@
-"""Values as messages show them: on a single line, and short enough to read, however large they are."""
+"""Formats values for messages: on a single line, and short enough to read, however large they are."""
 
 from collections.abc import Callable
 from reprlib import Repr
@@ -27,7 +27,7 @@ _SHORT = _Short()
 
 
 def in_short(value: object, write: Callable[[object], str] | None = None) -> str:
-    """Return a value as `write` shows it, without the middle if it is long.
+    """Format a value with `write`, without the middle if it is long.
 
     >>> in_short("plan"), len(in_short("x" * 100_000)), in_short("a.b", str)
     ("'plan'", 200, 'a.b')
@@ -38,7 +38,7 @@ def in_short(value: object, write: Callable[[object], str] | None = None) -> str
 
 
 def one_line(text: str) -> str:
-    """Return the text without line breaks and other control characters, and not without end.
+    """Return the text without line breaks and other control characters, cut if it is very long.
 
     >>> one_line("two" + chr(10) + "lines")
     'two lines'
@@ -48,7 +48,7 @@ def one_line(text: str) -> str:
 
 
 def clean_name(text: str) -> str:
-    """Return a name that somebody else wrote, for a line that others read: no control characters, and not long.
+    """Return a name written by others for display: without control characters, and not long.
 
     >>> clean_name("amber" + chr(27) + "[2J" + chr(10) + "-fox")
     'amber [2J -fox'

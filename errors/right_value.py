@@ -1,4 +1,4 @@
-"""Says what would be right instead of a value that pydantic refused, in a YAML reader's words."""
+"""Says what would be right instead of a value that pydantic refused, in terms of YAML."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def written(value: Any) -> str:
 
 
 def as_list(text: str) -> list[str]:
-    """Return the parts of a text that somebody wrote in place of a list.
+    """Return the parts of a text that was given in place of a list.
 
     >>> as_list("wandb, mlflow"), as_list("</s>")
     (['wandb', 'mlflow'], ['</s>'])

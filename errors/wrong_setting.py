@@ -1,4 +1,4 @@
-"""Errors of pydantic: how a group of settings refuses a field, and how a file's wrong key becomes our error."""
+"""Pydantic's errors: how a settings group refuses a field, and how a file's wrong key becomes our error."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,26 +10,26 @@ from pydantic_core import ErrorDetails, PydanticCustomError, ValidationError
 from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed
 
 WRONG = "wrong_setting"
-"""The kind of an error of `wrong`."""
+"""The kind of `wrong`'s error."""
 _BRANCH = re.compile(r"<.*|[a-z-]*\[.*\]")  # a branch of a union, in pydantic's location of an error
 NOT_USED = "setting_not_used"
-"""The kind of an error of `not_used`."""
+"""The kind of `not_used`'s error."""
 
 
 def wrong(field: str, expected: str) -> PydanticCustomError:
-    """Return the error with which a validator of a group refuses a field, at a dotted path, along with other errors."""
+    """Return a validator's error for a field of a group, at a dotted path, to be raised along with other errors."""
     return PydanticCustomError(WRONG, "{field}: {expected}", {"field": field, "expected": expected})
 
 
 def not_used(field: str, reason: str, remedy: str = "") -> PydanticCustomError:
-    """Return the error with which a validator of a group refuses a field that another field leaves without effect."""
+    """Return a validator's error for a field of a group that another field leaves without effect."""
     words = {"field": field, "reason": reason, "remedy": remedy}
     text = "{field} is not used: {reason}; remove it" + (", or {remedy}" if remedy else "")
     return PydanticCustomError(NOT_USED, text, words)
 
 
 def known_mistake(field: str, mistake: ErrorDetails) -> InvalidInput | None:
-    """Return the error for a mistake that pydantic found at `field` and whose words are ours; None for any other."""
+    """Return the error for a mistake that pydantic found at `field`, if its text is ours; else None."""
     cause = mistake.get("ctx", {}).get("error")
     if isinstance(cause, InvalidInput):
         return cause
@@ -43,7 +43,7 @@ def known_mistake(field: str, mistake: ErrorDetails) -> InvalidInput | None:
 
 
 def without_branches(place: Sequence[int | str]) -> list[str]:
-    """Return a location of pydantic as words, without the branches of unions."""
+    """Return a pydantic location as words, without the branches of unions."""
     return [str(part) for part in place if not _BRANCH.fullmatch(str(part))]
 
 

@@ -11,7 +11,7 @@ from prefect_rlhf.errors.errors import OutputFailed
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise OutputFailed, which names the file, if the body cannot write it: full disk, quota, read-only folder."""
+    """Raise OutputFailed, naming the file, if the body cannot write it: full disk, quota, read-only folder."""
     try:
         yield
     except OSError as error:

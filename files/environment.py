@@ -1,8 +1,8 @@
 """Environment variables that other processes of this user cannot read in `/proc/PID/environ`.
 
-That file shows the variables that a process was started with, and every process of the same user can read it. So a tool
-of a play could read the credentials of each process above it. Our processes are therefore started with the variables of
-`is_shown` alone. They read the others from a descriptor before they import anything:
+That file shows the variables that a process was started with, and every process of the same user can read it. So a
+play's tool could read the credentials of each process above it. Our processes are therefore started with only the
+variables of `is_shown`, and read the others from a descriptor before they import anything:
 
     python environment.py DESCRIPTOR -m MODULE ARGUMENTS...
 
@@ -48,7 +48,7 @@ def shown(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def starts_module(command: Sequence[str]) -> bool:
-    """Whether a command is `python ... -m MODULE ...` of this interpreter, which can read its variables itself.
+    """Whether a command is this interpreter's `python ... -m MODULE ...`, which can read its variables itself.
 
     >>> starts_module([sys.executable, "-P", "-m", "mine"]), starts_module([sys.executable, "mine.py", "-m", "x"])
     (True, False)
@@ -77,7 +77,7 @@ def handed_over(
 
 @contextmanager
 def written(environment: Mapping[str, str]) -> Iterator[int]:
-    """Yield a descriptor of memory with the variables, for a process that inherits it; close it after the body."""
+    """Yield an in-memory descriptor with the variables, for a process that inherits it; it is closed after the body."""
     descriptor = os.memfd_create("environment")
     try:
         with open(descriptor, "wb", closefd=False) as file:
@@ -88,7 +88,7 @@ def written(environment: Mapping[str, str]) -> Iterator[int]:
 
 
 def take(descriptor: int) -> None:
-    """Add the variables of a descriptor that `written` yielded, and close it."""
+    """Add the variables from a descriptor that `written` yielded, and close it."""
     os.environ.update(json.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0)))
     os.close(descriptor)
 

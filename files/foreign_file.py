@@ -1,6 +1,6 @@
-"""Files that somebody else wrote, read so that no content hangs a process or ends it with a traceback.
+"""Reads files that others wrote, so that no content can hang a process or end it with a traceback.
 
-Only regular files are read: a pipe would be waited for, and a device may have no end.
+Only regular files are read, because a pipe may block and a device may have no end.
 """
 
 import errno
@@ -54,7 +54,7 @@ def read_content(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text. Raises ValueError, also if it is nested too deeply for the parser.
+    """Parse JSON text. Raises ValueError, also if it is nested too deeply for the parser.
 
     >>> parse_json("[" * 100_000)
     Traceback (most recent call last):
@@ -67,12 +67,12 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Return the value of a JSON file. Raises OSError and ValueError."""
+    """Read a JSON file. Raises OSError and ValueError."""
     return parse_json(read_content(path))
 
 
 def read_json_object(field: str, path: Path, expected: str = "a JSON object") -> dict[str, Any]:
-    """Return the object that a JSON file holds. Raises InvalidInput at `field`."""
+    """Read an object from a JSON file. Raises InvalidInput at `field`."""
     try:
         content = read_json(path)
     except (OSError, ValueError) as error:
@@ -86,7 +86,7 @@ def read_json_object(field: str, path: Path, expected: str = "a JSON object") ->
 def finished_lines(field: str, path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects of a JSON-lines file that prefect-rlhf wrote; no object if the file does not exist.
 
-    A last line without an end is left out: its writer was killed. Raises InvalidInput at `field`.
+    An incomplete last line is left out, because its writer was killed. Raises InvalidInput at `field`.
     """
     if not path.exists():
         return

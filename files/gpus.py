@@ -1,4 +1,4 @@
-"""The GPUs of this machine as the driver lists them: which of them a process sees, and whether a run can use them."""
+"""The GPUs of this machine, as the driver lists them: which of them a process sees, and whether a run can use them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU in a row of the driver's list. `number` is its place in the order of the PCI bus."""
+    """A GPU from the driver's list. `number` is its place in PCI bus order."""
 
     number: int
     uuid: str
@@ -45,7 +45,7 @@ class Gpu:
 
     @property
     def plan_bytes(self) -> int:
-        """The memory that plans count with.
+        """The memory that plans may count on.
 
         >>> round(Gpu.parse("0, GPU-5d, NVIDIA H100, Disabled, 81559, 81000, 580.95.05").plan_bytes / (1 << 30), 2)
         78.45

@@ -1,4 +1,4 @@
-"""What ranks with GPUs need on their host: GPUs that a gang can use, a C compiler, shared and locked memory."""
+"""The requirements of ranks with GPUs on their host: usable GPUs, a C compiler, shared and locked memory."""
 
 import os
 import resource
@@ -16,9 +16,9 @@ LEAST_SHARED_BYTES = 1 << 30
 
 
 def usable_gpus(numbers: Sequence[int], field: str) -> tuple[Gpu, ...]:
-    """Return the GPUs at `numbers` in the list of this process, whose ranks can start on this host.
+    """Return the GPUs at `numbers` in this process's list, if their ranks can start on this host.
 
-    Raises InvalidInput for the first fault of GPUs, compiler or shared memory; `field` states the numbers.
+    Raises InvalidInput for the first fault of GPUs, compiler or shared memory; `field` is the field with the numbers.
     """
     seen = visible_gpus()
     check_gpus(seen, numbers, field)
@@ -28,7 +28,9 @@ def usable_gpus(numbers: Sequence[int], field: str) -> tuple[Gpu, ...]:
 
 
 def compiler() -> str:
-    """Return the C compiler with which Triton builds its launchers. Raises InvalidInput without it or its headers."""
+    """Return the C compiler that Triton builds its launchers with. Raises InvalidInput without a compiler or its
+    headers.
+    """
     found = os.environ.get("CC") or next(filter(shutil.which, ("gcc", "cc", "clang")), None)
     if found is None:
         raise InvalidInput("compiler", "no gcc, cc or clang", "a C compiler, with which Triton builds its launchers")
@@ -47,7 +49,7 @@ def locked_memory() -> str:
 
 
 def shared_memory(folder: Path = SHARED_MEMORY) -> str:
-    """Return the free shared memory. Raises InvalidInput if all of it is too little for ranks with GPUs."""
+    """Return the free shared memory. Raises InvalidInput if its total is too little for ranks with GPUs."""
     try:
         size = shutil.disk_usage(folder)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The memory that this host has left for new processes, or that the limit of a container leaves."""
+"""How much memory this host, or its container's limit, has left for new processes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,16 +8,16 @@ PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """How many bytes processes may take now (`num_bytes`), and what limits them, for people."""
+    """How many bytes processes may use now (`num_bytes`), and what limits them, in words."""
 
     num_bytes: int
     limit: str
 
 
 def free_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> FreeMemory | None:
-    """Return the smaller of the host's available memory and what the limit of its control group leaves.
+    """Return the host's available memory or what its control group's limit leaves, whichever is smaller.
 
-    Pages of files in the group's use can be given back, so they count as free. None if the system tells neither.
+    The group's file pages can be reclaimed, so they count as free. None if the system reports neither.
     """
     found = [each for each in (_available(proc), *_left_in_groups(proc, cgroups)) if each is not None]
     return min(found, key=lambda each: each.num_bytes, default=None)

@@ -1,4 +1,4 @@
-"""Versions of installed packages, by their metadata, without an import of them; and the commit of this package."""
+"""Versions of installed packages, from their metadata without importing them, and this package's commit."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def installed_version(distribution: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class OwnVersion:
-    """The version of this package, and the commit that it was installed from, with `-dirty` if files differ from it.
+    """This package's version, and the commit that it was installed from, with `-dirty` if files differ.
 
     The commit is None for a wheel, and for a folder without git.
 
@@ -53,9 +53,9 @@ def own_version() -> OwnVersion:
 
 
 def commit_of(folder: Path) -> str | None:
-    """Return the commit of the checkout that has a folder's files, with `-dirty` if they differ; None without git.
+    """Return the commit of the checkout that contains a folder, with `-dirty` if files differ; None without git.
 
-    A folder that a checkout ignores, such as one in a virtual environment, has no commit.
+    A folder that a checkout ignores, such as a virtual environment, has no commit.
     """
     tracked = _git(folder, "ls-files", "--error-unmatch", "--", ".")
     commit = _git(folder, "rev-parse", "--verify", "HEAD") if tracked else None

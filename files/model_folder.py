@@ -1,4 +1,4 @@
-"""The folder of a model: whether the model generates or gives scores."""
+"""The kind of model in a folder: whether it generates or gives scores."""
 
 from pathlib import Path
 
@@ -9,17 +9,19 @@ CONFIG = "config.json"
 RESULT = "result.json"  # of a run's folder
 ADAPTER, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
 """The files of a PEFT folder."""
+APART = "scalar_head.safetensors"
+"""A file of ours beside a model or an adapter that has both heads. No index names it, so others ignore it."""
 MERGED = "_merged"  # behind the name of an adapter's folder, of the folder of the whole model
 SCORES = "ForSequenceClassification"
 
 
 def is_adapter(folder: Path) -> bool:
-    """Return whether a folder has an adapter alone."""
+    """Whether a folder has only an adapter."""
     return (folder / ADAPTER).is_file()
 
 
 def generates(folder: Path) -> bool:
-    """Return whether a folder has a model that generates: config.json names its class. False without such a file."""
+    """Whether a folder has a generative model, judging by the class in its config.json. False without such a file."""
     try:
         named = read_json_object(CONFIG, folder / CONFIG).get("architectures")
     except InvalidInput:

@@ -1,4 +1,4 @@
-"""Modules of other people's code: found under their names, or in the files that another process has them from."""
+"""Imports modules of other people's code by name, or from the file that another process has imported."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ IN_RANK = "RLHF_RANK"  # set in the environment of rank processes: they import a
 
 
 def importable(name: str) -> tuple[str, str]:
-    """Return the name and the file under which another process can import a module of this process.
+    """Return the name and the file with which another process can import a module of this process.
 
     The file is empty for a module without a file, and for the modules of this package, which every process finds. A
     script that runs is known by its file's name.
@@ -48,7 +48,7 @@ def import_from(name: str, file: str = "") -> ModuleType:
 
 
 def import_folder(name: str, file: str) -> str:
-    """Return the folder that is on the path if `file` is imported as `name`: above its packages.
+    """Return the folder that is on the path if `file` is imported as `name`: the folder above its packages.
 
     >>> import_folder("mine.losses", "/home/me/mine/losses.py"), import_folder("a_name_of_prefects", "/home/me/rloo.py")
     ('/home/me', '/home/me')

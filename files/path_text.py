@@ -1,4 +1,4 @@
-"""Paths as a person gives them: text that can name a file, before anybody looks for it."""
+"""Checks paths as people give them: text that can name a file, before it is looked for."""
 
 import os
 from pathlib import Path
@@ -26,7 +26,7 @@ def printable(name: str) -> str:
 
 
 def check_path(text: str) -> str:
-    """Return a path unchanged. Raises the error that pydantic shows if it can name no file on any machine."""
+    """Return a path unchanged. Raises the error that pydantic shows if it cannot name a file on any machine."""
     if not text.isprintable():
         raise PydanticCustomError("path", "a path without control characters")
     if len(text) > 1 and text[0] in QUOTES and text[-1] in QUOTES:  # curly ones come from a web page
@@ -41,7 +41,7 @@ def check_path(text: str) -> str:
 
 
 def checked_path(field: str, text: str) -> Path:
-    """Return the path of a text. Raises InvalidInput, at `field`, if it can name no file.
+    """Return a text's path. Raises InvalidInput, at `field`, if it cannot name a file.
 
     >>> checked_path("plan", "plans/mine.yaml").name
     'mine.yaml'

@@ -1,6 +1,6 @@
-"""Paths with a scheme, such as s3://: how to recognise them, and the folder of a machine that mirrors each.
+"""Paths with a scheme, such as s3://: how to recognise them, and the local folder that mirrors each.
 
-The mirror's name contains the remote path, so every process of every node finds each from the other.
+The mirror's name contains the remote path, so every process on every node can convert between the two.
 """
 
 import os
@@ -14,12 +14,13 @@ CACHE_VARIABLE = "PREFECT_RLHF_CACHE"
 CACHE = "~/.cache/prefect-rlhf"
 MIRRORS = "remote-paths"  # folder in the cache
 READ_ONLY = ("hf", "http", "https", "zip", "tar", "libarchive", "data", "github", "git", "gist", "reference")
-"""Schemes through which nothing is written, or not by several processes at a time; the Hub makes a commit of a file."""
+"""Schemes that we only read: they cannot be written, or not by several processes at a time; the Hub makes a commit per
+file."""
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://")
 
 
 def is_remote(text: str) -> bool:
-    """Return whether a path is on no file system of this machine.
+    """Whether a path is not on a file system of this machine.
 
     >>> is_remote("s3://bucket/models/llama"), is_remote("models/llama")
     (True, False)
@@ -37,7 +38,7 @@ def scheme_of(url: str) -> str:
 
 
 def local_path(text: str, field: str) -> Path:
-    """Return a path of this machine, which need not exist: the text's own, or the mirror of a remote path.
+    """Return a path on this machine, which need not exist: the path itself, or the mirror of a remote path.
 
     Raises InvalidInput, at `field`, for a remote path that has no mirror.
 
@@ -54,7 +55,7 @@ def local_path(text: str, field: str) -> Path:
 
 
 def writable_path(text: str, field: str) -> Path:
-    """Return a path of this machine as `local_path` does. Raises InvalidInput for a scheme that takes no run's files.
+    """Return a path on this machine as `local_path` does. Raises InvalidInput for a read-only scheme.
 
     >>> writable_path("https://host/runs", "output_dir")
     Traceback (most recent call last):
@@ -70,14 +71,14 @@ gs://: https:// is read-only
 
 
 def require_local(text: str, field: str) -> Path:
-    """Return a path of this machine. Raises InvalidInput, at `field`, for a remote path."""
+    """Return a path on this machine. Raises InvalidInput, at `field`, for a remote path."""
     if is_remote(text):
         raise InvalidInput(field, text, "a path of this machine, without a scheme")
     return Path(text)
 
 
 def remote_path(path: Path) -> str | None:
-    """Return the remote path that a folder or file of this machine mirrors; None if it is no mirror.
+    """Return the remote path that a local file or folder mirrors; None if it is not a mirror.
 
     >>> remote_path(local_path("s3://bucket/models/llama", "actor.path"))
     's3://bucket/models/llama'
@@ -89,10 +90,10 @@ def remote_path(path: Path) -> str | None:
 
 
 def shown(path: Path) -> str:
-    """Return a path as its user gave it."""
+    """Return a path as the user gave it."""
     return remote_path(path) or str(path)
 
 
 def cache_folder() -> Path:
-    """Return the folder of this machine for copies of remote files."""
+    """Return this machine's folder for copies of remote files."""
     return resolved(Path(os.environ.get(CACHE_VARIABLE) or CACHE))

@@ -1,7 +1,7 @@
-"""The values of a form that a Prefect server can store: its schema refuses all others, before the run exists.
+"""Limits a form to values that a Prefect server can store: its schema refuses all others, before the run exists.
 
-A server stores half a surrogate pair in a text, or a number of 2^64. Then each of its lists fails, so that no worker of
-the pool gets a run. PostgreSQL refuses NUL in a text.
+A server would store half a surrogate pair in a text, or a number of 2^64, but then each of its lists would fail, so
+that no worker of the pool would get a run. PostgreSQL refuses NUL in a text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PARTS = ("items", "additionalProperties")
 
 
 class Storable:
-    """Metadata of a parameter: its schema has a pattern for each text and key, and bounds for each number."""
+    """Metadata for a parameter: its schema gets a pattern for each text and key, and bounds for each number."""
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         return storable(handler(core), handler.resolve_ref_schema)
@@ -75,7 +75,9 @@ def _limit(schema: dict[str, Any]) -> None:
 
 
 def any_value(levels: int = LEVELS) -> dict[str, Any]:
-    """Return a schema of any JSON value with at most `levels` levels of groups. Each word applies to its own type."""
+    """Return a schema for any JSON value with at most `levels` levels of groups. Each keyword applies to its own
+    type.
+    """
     if levels == 0:
         return {"type": ["string", "number", "boolean", "null"], **_SCALAR}
     below = any_value(levels - 1)

@@ -1,4 +1,4 @@
-"""YAML and JSON that a person wrote: plain values, numbers as JSON writes them, and no values that expand when read."""
+"""Reads YAML and JSON that people wrote: plain values, numbers as in JSON, and no values that expand when read."""
 
 import re
 from pathlib import Path
@@ -178,7 +178,7 @@ _Dumper.add_representer(str, _write_text)
 
 
 def to_yaml(value: Any) -> str:
-    """Return a value of plain groups, lists, texts and numbers as YAML that `parse_yaml` reads as the same value.
+    """Return plain groups, lists, texts and numbers as YAML that `parse_yaml` reads back as the same value.
 
     >>> print(to_yaml({"lr": 1e-5, "stop": ["1e-5", "yes"], "path": "models/smollm2"}), end="")
     lr: 1.0e-05

@@ -18,9 +18,9 @@ from prefect_rlhf.tasks.tracing.calls import compute, inference, train_step
 
 @rlhf_flow("dpo")
 def dpo(pairs: Preferences, held_out: Preferences, actor: Model, ref: Model | None = None, algo: DPO = DPO()) -> None:
-    """One iteration: the reference's log-probabilities of the pairs, then a training step; evaluation on other pairs.
+    """One iteration: the reference's log-probabilities of the pairs, then a training step. Evaluates on held-out pairs.
 
-    SimPO has no reference.
+    SimPO needs no reference.
     """
     if algo.needs_reference and ref is None:
         raise Missing("ref", f"a model, which loss {algo.loss} compares with")

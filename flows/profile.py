@@ -92,7 +92,7 @@ class ProfileRequest:
 
 
 def kind_of_nodes(leased: Lease) -> str:
-    """Return the device of a lease's nodes, or "" if it is not stated. Raises InvalidInput if the nodes differ."""
+    """Return the device of a lease's nodes, empty if unknown. Raises InvalidInput if the nodes differ."""
     kinds = list(dict.fromkeys(leased.node_devices))
     if len(kinds) > 1:
         raise InvalidInput("mesh", f"{leased.mesh.name} of {' and '.join(kinds)}", "nodes of the same kind")

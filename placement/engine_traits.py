@@ -1,4 +1,4 @@
-"""The traits of each engine: its calls, its memory and its splits. Code asks for a trait, never for a name."""
+"""Each engine's traits: its calls, its memory and its splits. Code asks for a trait, never for a name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from prefect_rlhf.placement.plan import EngineKind
 
 @dataclass(frozen=True, slots=True)
 class HeadWidths:
-    """The widths of heads that an engine's attention computes on a kind of device, in some number formats.
+    """The head widths that an engine's attention supports on a kind of device, in certain number formats.
 
-    They are the `listed` widths and, if there is a `least`, every even width from it on.
+    They are the `listed` widths and, if `least` is set, every even width from it on.
 
     >>> widths = HeadWidths("cuda", ("bfloat16",), (8, 16), least=32)
     >>> str(widths), [width in widths for width in (8, 24, 40)]
@@ -217,7 +217,7 @@ def register(name: str, traits: EngineTraits) -> None:
 
 
 def refused_heads(engine: EngineKind, width: int, dtype: Dtype, backend: Backend) -> str:
-    """Return why an engine cannot compute heads of a width on a kind of device; empty: it can.
+    """Return why an engine cannot compute heads of this width on a kind of device; empty if it can.
 
     >>> refused_heads("vllm", 16, "float32", "cuda"), refused_heads("megatron", 16, "float32", "cuda")
     ('a head is 16 wide, and vllm on cuda in float32 takes 32 and more', '')
@@ -229,7 +229,7 @@ def refused_heads(engine: EngineKind, width: int, dtype: Dtype, backend: Backend
 
 
 def slot_rank(engine: EngineKind, rank: int) -> int | None:
-    """Return the rank of the memory in which an engine holds an adapter; None if it has no room for so high a rank.
+    """Return the rank of the slot that an engine keeps an adapter in; None if the adapter's rank is too high.
 
     Rows beyond the adapter's rank are zero.
 
@@ -241,7 +241,7 @@ def slot_rank(engine: EngineKind, rank: int) -> int | None:
 
 
 def has_not_slept(engine: EngineKind, with_adapter: bool, backend: Backend) -> bool:
-    """Return whether no GPU has shown yet that an engine's offload on cuda brings its weights back, so it is refused.
+    """Whether an engine's offload on cuda is refused, because no GPU has shown yet that it restores the weights.
 
     >>> has_not_slept("vllm", True, "cuda"), has_not_slept("vllm", True, "cpu"), has_not_slept("megatron", True, "cuda")
     (True, False, False)

@@ -22,13 +22,13 @@ MeanOver = Literal["tokens", "rows", "groups"] | float
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """The work of a call by its name, so that a graph survives JSON and moved files.
+    """A call's work by name, so that a graph survives JSON and moved files.
 
     `name` is a registered name (a loss, an advantage estimator) or a plain word that an engine knows (`logprobs`,
     `values`, `scores`, `sample`); `settings` is JSON. `module` registers the name, and `settings_type` is the
     `module:class` of the settings; `file` and `settings_file` are the files of these modules, wherever they lie. Other
-    processes import both, but they are neither saved nor compared. Nor is `parameter`, the name under which a person
-    states the settings, such as algo.sampling; empty for settings that the body makes.
+    processes import both, but they are neither saved nor compared. Nor is `parameter`, the name of the parameter with
+    the settings, such as algo.sampling; empty for settings that the body makes.
     """
 
     name: str
@@ -44,8 +44,8 @@ class Operation:
 class Port:
     """An input of a call: `keys` that call or dataset `source` produced, bound to parameter `argument`.
 
-    A row of the source belongs to `rows_each` rows of the call, the rows made of it. Or a row of the call has
-    `children` rows of the source, which were made of it and are read together.
+    Either a row of the source belongs to `rows_each` rows of the call, which were made from it. Or a row of the call
+    has `children` rows of the source, which were made from it and are read together.
     """
 
     argument: str
@@ -55,7 +55,7 @@ class Port:
     children: int = 1
 
     def source_rows(self, rows: Iterable[int]) -> list[int]:
-        """Return the row of the source that each of the call's `rows` was made of, or the children of each, in order.
+        """Return, for each of the call's `rows`, the source row that it was made from, or its children, in order.
 
         >>> Port("a", "a", (), rows_each=2).source_rows((2, 3)), Port("a", "a", (), children=2).source_rows((2, 3))
         ([1, 1], [4, 5, 6, 7])
@@ -70,7 +70,7 @@ class Dataset:
     """A source of items: prompts (a row each) or preference pairs (`rows_per_item` 2). `num_items` is its size.
 
     `read_as` states which columns and rows are read, and how, so a resumed run reads the same data. `columns` are
-    further keys, which rows have as plain values.
+    further keys, with plain values.
     """
 
     name: str
@@ -83,10 +83,10 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class PlayBounds:
-    """The play of a generate's rows. `settings` is JSON of its settings.
+    """A generate's play, with its limits. `settings` is its settings as JSON.
 
-    A row has at most `max_tokens` after its prompt and `max_turns` turns of the model. The planner expects `turns`, of
-    which the environment's answers have `observed` tokens in all, and `seconds` of waiting for each answer.
+    A row has at most `max_tokens` tokens after its prompt, and `max_turns` turns of the model. The planner expects
+    `turns` turns, `observed` tokens in all answers of the environment, and `seconds` of waiting for each answer.
     """
 
     settings: str
@@ -98,7 +98,7 @@ class PlayBounds:
 
     @property
     def wait_seconds(self) -> float:
-        """The expected time that a row waits for its answers; the last turn has no answer."""
+        """How many seconds a row is expected to wait for answers; the last turn has no answer."""
         return (self.turns - 1) * self.seconds
 
 
@@ -125,44 +125,50 @@ class Term:
 @hashed_once
 @dataclass(frozen=True, slots=True)
 class Call(HashedOnce):
-    """A model function call, or a pure computation on data.
-
-    `role` names the model (None for compute). `outputs` are the keys that it adds to `rows`, the rows it works on; a
-    generate works on the rows that it makes. A step has `num_rows` of them. `every` makes it an evaluation call: it
-    runs before training (step 0), after steps every, 2 * every, ... and after the last step. `stateful` computations
-    carry state from step to step. Groups of `rows_per_item` adjacent rows (a chosen and a rejected answer) are never
-    split. A train_step takes `epochs` * `mini_batches` optimizer steps on its `terms`; its `inputs` are the inputs of
-    all terms, its rows the rows of the first. `temperature` divides the logits of log-probabilities that a call makes.
-    A generate adds at most `max_new_tokens` to a row (0: not stated), in turns if it has a `play`. `host_seconds` is
-    the expected time of a compute whose work is done in worker processes on the node's CPUs. A compute that selects
-    rows has `chooses`. A compute that makes rows has a `row_limit`. `draws` names the stream of a generate's random
-    numbers, which calls may share.
-    """
+    """A model function call, or a pure computation on data."""
 
     name: str
     kind: CallKind
     role: str | None
+    """The model; None for compute."""
     inputs: tuple[Port, ...]
+    """A train_step's are the inputs of all its terms."""
     outputs: tuple[str, ...]
+    """The keys that it adds to `rows`."""
     operation: Operation
     rows: RowSet
+    """The rows that it works on; a generate works on the rows that it makes, a train_step on the rows of its first
+    term."""
     num_rows: int
+    """The number of `rows` in a step."""
     every: int | None = None
+    """Makes it an evaluation call: it runs before training (step 0), after steps every, 2 * every, ..., and after the
+    last."""
     stateful: bool = False
+    """Whether a computation carries state from step to step."""
     rows_per_item: int = 1
+    """Groups of this many adjacent rows (a chosen and a rejected answer) are never split."""
     mini_batches: int = 1
     epochs: int = 1
+    """A train_step takes `epochs` * `mini_batches` optimizer steps on its `terms`."""
     temperature: float = 1.0
+    """Divides the logits of the log-probabilities that the call makes."""
     max_new_tokens: int = 0
+    """The most tokens that a generate adds to a row; 0 means not stated."""
     host_seconds: float | None = None
+    """The expected time of a compute that works in worker processes on the node's CPUs."""
     terms: tuple[Term, ...] = ()
     chooses: RowSet | None = None
+    """The rows that a select keeps."""
     row_limit: RowLimit | None = None
+    """How long the rows may be that a computation makes."""
     draws: str = ""
+    """The name of the stream of a generate's random numbers, which calls may share."""
     play: PlayBounds | None = None
+    """Set if a generate works in turns."""
 
     def setting(self, field_name: str) -> str:
-        """Return the name of a setting as a person states it, with the parameter that has the call's settings.
+        """Return a setting's name as you would state it, with the parameter that contains the call's settings.
 
         >>> rows = RowSet("prompts", "prompts")
         >>> sample = Operation("sample", parameter="algo.first")
@@ -174,17 +180,19 @@ class Call(HashedOnce):
 
     @property
     def row_count(self) -> RowCount:
-        """The rows that it works on: as many in every step, unless they are chosen."""
+        """How many rows it works on: equal in every step, unless a select keeps some of them."""
         return self.rows.choice.count if self.rows.choice else RowCount(self.num_rows, self.num_rows)
 
     @property
     def span(self) -> int:
-        """Its rows have numbers from 0 to below this limit, which exceeds the number of rows if some were chosen."""
+        """Row numbers are from 0 to below this limit, which exceeds the number of rows if a select keeps some of
+        them.
+        """
         return self.rows.choice.num_rows if self.rows.choice else self.num_rows
 
     @property
     def waits_for_choices(self) -> tuple[str, ...]:
-        """The calls that choose the rows it works on, in any of its row sets."""
+        """The calls that select the rows it works on, in any of its row sets."""
         row_sets = dict.fromkeys((self.rows, *(term.rows for term in self.terms)))
         return tuple(dict.fromkeys(chosen.name for rows in row_sets for chosen in rows.choices))
 
@@ -194,12 +202,12 @@ class Call(HashedOnce):
         return self.num_rows // self.rows_per_item
 
     def most_items(self, dp: int) -> int:
-        """Return the items that the fullest of `dp` equally fast replicas has of the largest mini-batch."""
+        """Return how many items of the largest mini-batch the fullest of `dp` equally fast replicas has."""
         return -(-self.num_items // (self.mini_batches * dp))
 
     @property
     def by_row_set(self) -> tuple[Call, ...]:
-        """The call on each of its row sets alone: several if the terms of a train_step have several row sets."""
+        """The call on each of its row sets alone; a train_step has several row sets if its terms do."""
         row_sets = dict.fromkeys(term.rows for term in self.terms)
         if len(row_sets) < 2:
             return (self,)
@@ -212,12 +220,12 @@ class Call(HashedOnce):
         return tuple(found)
 
     def cut(self, parts: int) -> Call:
-        """Return the call on a single part of `parts` equal parts of its rows."""
+        """Return the call on one of `parts` equal parts of its rows."""
         return self if parts == 1 else replace(self, num_rows=self.num_rows // parts)
 
     @property
     def on_hosts(self) -> bool:
-        """Whether it runs in worker processes on the node's CPUs, concurrently with the work of its device."""
+        """Whether it runs in worker processes on the node's CPUs, concurrently with its device's work."""
         return self.host_seconds is not None
 
 
@@ -266,7 +274,7 @@ class DataflowGraph(HashedOnce):
         return self._models[role]
 
     def weights(self, role: str) -> tuple[Weights, ...]:
-        """Return the weights of a role's model; frozen weights may also be another model's."""
+        """Return the weights of a role's model; another model may have the same frozen weights."""
         return self._weights[role]
 
     def all_weights(self) -> tuple[Weights, ...]:
@@ -275,16 +283,16 @@ class DataflowGraph(HashedOnce):
         return tuple({own.name: own for own in every}.values())
 
     def trained_by(self, role: str) -> Call | None:
-        """Return the call that writes the trained weights of `role`, or None when the role is frozen."""
+        """Return the call that writes `role`'s trained weights, or None if the role is frozen."""
         return self._trainers.get(role)
 
     def version_after(self, role: str, step: int) -> int:
-        """Return the version of the weights of a trained role, or of a follower, after `step` steps."""
+        """Return the version of a trained role's or a follower's weights after `step` steps."""
         follows = self.model(role).follows
         return step if follows is None else follows.version(step)
 
     def follow_lag(self, call: Call) -> int:
-        """Return how many steps back from its own a call of a follower looks for the newest version.
+        """Return how many steps back from its own step a follower's call reads the newest version.
 
         The rule is that of `version_edges`, with the follow in place of the train_step.
         """
@@ -295,7 +303,7 @@ class DataflowGraph(HashedOnce):
         return 0 if is_later else 1 + self.staleness
 
     def generated_by(self, call: Call) -> Call | None:
-        """Return the generate that made the rows of a call, even through other calls; None for rows of a dataset."""
+        """Return the generate that made a call's rows, perhaps through other calls; None for rows of a dataset."""
         if call.kind == "generate":
             return call
         own_first = sorted(call.inputs, key=lambda port: port.children)
@@ -303,30 +311,33 @@ class DataflowGraph(HashedOnce):
         return next((source for source in sources if source), None)
 
     def makes_prompts_of(self, rows: RowSet) -> bool:
-        """Whether a call made the prompts of these rows; else they are the dataset's."""
+        """Whether a call made the prompts of these rows; otherwise they are the dataset's."""
         made = rows.numbered
         if made.parent is None:
             return False
         return self.call(made.name).kind != "generate" or made.parent.numbered.parent is not None
 
     def reads_of(self, consumer: str) -> Mapping[str, tuple[str, ...]]:
-        """Return the calls whose rows `consumer` reads, each with all keys that it reads, over all ports.
+        """Return the calls that `consumer` reads rows from, each with all keys that it reads, over all ports.
 
         From a selecting call it reads no keys, only the row numbers.
         """
         return self._reads[consumer]
 
     def keys_read(self, part: Call) -> dict[str, tuple[str, ...]]:
-        """Return the calls whose rows a call reads on a single row set of its own, each with all keys that it reads."""
+        """Return the calls that `part`, a call on a single row set, reads rows from, each with all keys that it
+        reads.
+        """
         return dict(self.reads_of(part.name)) if part == self.call(part.name) else self._keys_by_producer(part)
 
     def version_edges(self) -> tuple[VersionEdge, ...]:
-        """Return, for each reader of a trained role, the train_step it waits for and how many steps earlier that ran.
+        """Return, for each reader of a trained role, the train_step that it waits for and how many steps earlier this
+        ran.
 
         A call written after its role's train_step reads the version of the same step (lag 0). A call written before it
         reads the version of the train_step `1 + staleness` steps earlier. The train_step itself uses the newest version
-        at the step's start (lag 1), and evaluation calls, wherever they are written, that of the step's end (lag 0). A
-        stateful computation follows its own previous run in the same way.
+        at the step's start (lag 1). Evaluation calls, wherever they are written, use the version of the step's end (lag
+        0). A stateful computation follows its own previous run in the same way.
         """
         position = {call.name: index for index, call in enumerate(self.calls)}
         edges = []

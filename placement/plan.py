@@ -23,47 +23,49 @@ Recompute = int | Literal["all"]
 @hashed_once
 @dataclass(frozen=True, slots=True)
 class Placement(HashedOnce):
-    """The mesh, strategy and engine of a call.
-
-    `micro_batches` is per data-parallel replica and mini-batch; vLLM does not use it. `cache_gib` are the GiB of vLLM's
-    key-value cache on each device (None: room for all rows of a replica at their longest). Rows without room in the
-    cache wait, or are preempted. `offload` names the part of the call's instance that is in host memory while no call
-    uses it. With `prefetch` it is reloaded while the previous call runs. Without it, it is reloaded only when its
-    devices are idle, so no other call needs memory for it. `device_order` are the mesh's devices, by position, in the
-    order of the strategy's coordinates; empty: as the mesh lists them. `recompute` are the layers of each pipeline
-    stage that keep only their input for the backward of a train_step, which runs their forward again. With
-    `sequence_parallel` a train_step divides tokens over tp wherever it does not divide products. `python` is the engine
-    of compute calls, which use the host CPU of a single device. The rows of a generate or an inference are cut into
-    `parts` equal parts, by whole groups. Each part is a task run, and a part of a reader may begin when the parts of
-    its input with its rows have ended. With `rows_first` the rows of the call move to their readers directly after it,
-    ahead of other calls that could begin then.
+    """The mesh, strategy and engine of a call, and its words.
 
     `placement/words/` has a file for each word, with its check, its effect on costs and its setting for engines.
-    `registered` are words that are not part of this package, by name, unless they have their default.
     """
 
     mesh: DeviceMesh
     strategy: Strategy
     engine: EngineKind
+    """`python` is the engine of compute calls, which use the host CPU of a single device."""
     micro_batches: int = 1
+    """Per data-parallel replica and mini-batch; vLLM does not use it."""
     offload: Offload = "none"
+    """The part of the call's instance that is in host memory while no call uses it."""
     device_order: tuple[int, ...] = ()
+    """The mesh's devices, by position, in the order of the strategy's coordinates; empty means as the mesh lists
+    them."""
     prefetch: bool = True
+    """Whether an offloaded part is reloaded while the previous call runs. Otherwise it is reloaded only when its
+    devices are idle, so no other call needs memory for it."""
     cache_gib: float | None = None
+    """GiB of vLLM's key-value cache on each device; None means room for all rows of a replica at maximum length. Rows
+    without room in the cache wait, or are preempted."""
     recompute: Recompute = 0
+    """How many layers of each pipeline stage keep only their input for a train_step's backward pass, which runs their
+    forward again."""
     sequence_parallel: bool = False
+    """Whether a train_step divides tokens over tp wherever it does not divide products."""
     parts: int = 1
+    """Into how many equal parts the rows of a generate or an inference are cut, by whole groups. Each part is a task
+    run, and a reader's part may begin when the parts of its input with its rows have ended."""
     rows_first: bool = False
+    """Whether the call's rows move to their readers directly after it, ahead of other calls that could begin then."""
     registered: tuple[tuple[str, Any], ...] = ()
+    """Words from other packages, by name, unless they have their default."""
 
     @property
     def cache_bytes(self) -> int | None:
-        """Bytes of vLLM's key-value cache on each device; None: room for all rows at their longest."""
+        """Bytes of vLLM's key-value cache on each device; None means room for all rows at maximum length."""
         return None if self.cache_gib is None else int(self.cache_gib * (1 << 30))
 
     @property
     def name(self) -> str:
-        """`n0:0-1 dp2`, as task run names show it."""
+        """`n0:0-1 dp2`, as in task run names."""
         return f"{self.mesh.name} {self.strategy}"
 
     @property
@@ -75,7 +77,7 @@ class Placement(HashedOnce):
 @hashed_once
 @dataclass(frozen=True, slots=True)
 class ModelInstance(HashedOnce):
-    """One resident copy of a role's weights: calls that share role, engine, mesh and strategy share it.
+    """A resident copy of a role's weights, shared by calls with the same role, engine, mesh and strategy.
 
     >>> ModelInstance("actor", "vllm", DeviceMesh(0, 1, 0, 2), Strategy(dp=2)).name
     'actor.vllm n0:0-1 dp2'
@@ -113,13 +115,13 @@ class ExecutionPlan:
         return self._by_call[call]
 
     def parts(self, call: str) -> int:
-        """Return the number of parts of a call's rows; 1 for a call that has no placement yet."""
+        """Return how many parts a call's rows are cut into; 1 for a call that has no placement yet."""
         placement = self._by_call.get(call)
         return 1 if placement is None else placement.parts
 
 
 def ordered_devices(mesh: DeviceMesh, order: tuple[int, ...]) -> tuple[Device, ...]:
-    """Return the mesh's devices in the order of the given positions; without any, as the mesh lists them.
+    """Return the mesh's devices in the order of these positions; without positions, as the mesh lists them.
 
     >>> [str(device) for device in ordered_devices(DeviceMesh(0, 1, 0, 4), (0, 2, 1, 3))]
     ['n0:0', 'n0:2', 'n0:1', 'n0:3']
@@ -134,7 +136,7 @@ def _devices_of(placed: Placement | ModelInstance) -> tuple[Device, ...]:
 
 
 def recomputed_layers(recompute: Recompute, num_layers: int) -> int:
-    """Return the number of recomputed layers of a pipeline stage with `num_layers`; its first layers are recomputed.
+    """Return how many layers of a pipeline stage with `num_layers` layers are recomputed; these are its first layers.
 
     >>> recomputed_layers("all", 8), recomputed_layers(3, 8), recomputed_layers(8, 7)
     (8, 3, 7)
@@ -158,7 +160,7 @@ def _instance(role: str, placement: Placement) -> ModelInstance:
 
 
 def instances(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, tuple[Call, ...]]:
-    """Return every instance that the plan asks for with the calls that share it, in the order of the graph's calls."""
+    """Return every instance of the plan with the calls that share it, in the order of the graph's calls."""
     return dict(_instances(graph, plan.placements))
 
 
@@ -176,13 +178,13 @@ def _instances(
 
 
 def trained_instance(graph: DataflowGraph, plan: ExecutionPlan, role: str) -> ModelInstance | None:
-    """Return the instance whose weights the role's train_step writes in place; None for a frozen role."""
+    """Return the instance in which the role's train_step writes weights in place; None for a frozen role."""
     trainer = graph.trained_by(role)
     return None if trainer is None else instance_of(trainer, plan[trainer.name])
 
 
 def stored_instance(graph: DataflowGraph, plan: ExecutionPlan, role: str) -> ModelInstance | None:
-    """Return the instance whose state is copied for a checkpoint or a switch; None for a frozen role.
+    """Return the instance that provides the state for a checkpoint or a switch; None for a frozen role.
 
     All instances of a follower have the same state; it is copied from the first.
     """
@@ -192,7 +194,7 @@ def stored_instance(graph: DataflowGraph, plan: ExecutionPlan, role: str) -> Mod
 
 
 def has_state(graph: DataflowGraph, plan: ExecutionPlan, instance: ModelInstance) -> bool:
-    """Whether an instance gets its weights from a checkpoint or a switch: it is trained, or follows."""
+    """Whether an instance gets its weights from a checkpoint or a switch, because it is trained or follows."""
     follows = graph.model(instance.role).follows is not None
     return follows or instance == trained_instance(graph, plan, instance.role)
 
@@ -200,8 +202,8 @@ def has_state(graph: DataflowGraph, plan: ExecutionPlan, instance: ModelInstance
 def built_version(graph: DataflowGraph, plan: ExecutionPlan, instance: ModelInstance, finished: int) -> int:
     """Return the weight version of a newly built instance, in a run that starts after `finished` steps.
 
-    A checkpoint has a single copy of trained weights; the first reallocate writes the other copies. All instances of a
-    follower are restored.
+    A checkpoint has a single copy of trained weights, and the first reallocate writes the other copies. All instances
+    of a follower are restored.
     """
     return graph.version_after(instance.role, finished) if has_state(graph, plan, instance) else 0
 
@@ -222,8 +224,8 @@ def offloaded_parts(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInst
 def moved_parts(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, tuple[OffloadPart, ...]]:
     """Return each offloaded instance's parts, which come and go separately.
 
-    The whole of a trained instance goes in two parts, because its train_step needs both and other calls need only its
-    weights. Gradients go with the optimizer: they are zeroed before each step.
+    A trained instance that is offloaded completely moves in two parts, because its train_step needs both and other
+    calls need only its weights. Gradients go with the optimizer; they are zeroed before each step.
     """
     return {
         instance: ("weights", "optimizer") if _goes_in_two(graph, plan, instance, part) else (part,)
@@ -236,13 +238,13 @@ def _goes_in_two(graph: DataflowGraph, plan: ExecutionPlan, instance: ModelInsta
 
 
 def prefetched(graph: DataflowGraph, plan: ExecutionPlan) -> frozenset[ModelInstance]:
-    """Return the instances whose offloaded part is reloaded concurrently with the call before its use."""
+    """Return the instances with an offloaded part that is reloaded while the previous call runs."""
     users = instances(graph, plan)
     return frozenset(instance for instance, calls in users.items() if all(plan[call.name].prefetch for call in calls))
 
 
 def labels(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, str]:
-    """Return a short name for each instance, unique within the plan: `actor.vllm`, or longer if two would share it."""
+    """Return a short, unique name for each of the plan's instances: `actor.vllm`, or longer if two would share it."""
     placed = tuple(instances(graph, plan))
     short = [f"{instance.role}.{instance.engine}" for instance in placed]
     return {

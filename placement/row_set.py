@@ -1,4 +1,4 @@
-"""The rows of a step that calls work on, and their origin: the rows of different calls that belong together."""
+"""The rows of a step that calls work on, and where they come from, which decides which calls' rows belong together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from math import prod
 
 @dataclass(frozen=True, slots=True)
 class RowCount:
-    """The number of rows in a step: memory counts `at_most`, seconds count `expected`."""
+    """A number of rows in a step: memory uses `at_most`, times use `expected`."""
 
     at_most: int
     expected: int
@@ -18,7 +18,8 @@ class RowCount:
 
 @dataclass(frozen=True, slots=True)
 class RowLimit:
-    """The most tokens of a row that a computation makes: `longest`, or `max_new_tokens` beyond its inputs' longest row.
+    """How long a row made by a computation may be: `longest` tokens, or `max_new_tokens` more than the inputs' longest
+    row.
 
     >>> RowLimit(longest=64).of(20), RowLimit(max_new_tokens=6).of(20)
     (64, 26)
@@ -28,17 +29,17 @@ class RowLimit:
     max_new_tokens: int = 0
 
     def of(self, longest_input: int) -> int:
-        """Return the largest number of tokens of a row, if the longest input row has `longest_input` tokens."""
+        """Return the most tokens that a row may have, if the longest input row has `longest_input` tokens."""
         return self.longest if self.longest is not None else longest_input + self.max_new_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The rows of a row set that a choice keeps.
+    """Which rows of a row set a select keeps.
 
-    It keeps the first `at_most` groups, with `per_group` rows of each, or any number (None). A group is the rows made
-    of the same row, or the rows of the same item of a dataset. The choice is made among `num_rows` rows in groups of at
-    most `group_size`. Time estimates expect that `expected` groups are kept.
+    It keeps the first `at_most` groups, with `per_group` rows each, or any number (None). A group is the rows made from
+    the same row, or the rows of a dataset's item. It selects from `num_rows` rows in groups of at most `group_size`.
+    Time estimates assume that `expected` groups are kept.
     """
 
     num_rows: int
@@ -49,7 +50,7 @@ class Choice:
 
     @property
     def count(self) -> RowCount:
-        """The rows that stay."""
+        """How many rows are kept."""
         each = self.per_group or self.group_size
         return RowCount(self.at_most * each, self.expected * each)
 
@@ -57,8 +58,8 @@ class Choice:
         """Return the numbers of the kept rows, group by group in the order of their numbers.
 
         In a group, rows with a place above 0 can be kept: the lowest place first, then the lowest number. With
-        `per_group`, that many rows of a group are kept, or no row if the group has fewer. A truth value is a place:
-        True is 1. NaN is not kept.
+        `per_group`, that many rows of a group are kept, or no row if the group has fewer. A Boolean is a place: True is
+        1. NaN is not kept.
 
         >>> pairs = Choice(num_rows=8, group_size=4, at_most=2, expected=2, per_group=2)
         >>> pairs.kept([2, 0, 1, 0, 0, 1, 0, 0], range(8), [0, 0, 0, 0, 1, 1, 1, 1])
@@ -75,12 +76,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class RowSet:
-    """A batch of a dataset, `samples` rows made of each row of `parent`, or a `choice` of the parent's rows.
+    """A batch of a dataset, `samples` rows made from each row of `parent`, or a `choice` among the parent's rows.
 
-    Rows are numbered from 0 in each step and keep their numbers for life. Rows r * samples to (r + 1) * samples - 1 are
-    made of row r of the parent. Chosen rows keep the parent's numbers. For a dataset's batch, `samples` is the number
-    of rows per item, 2 for a pair. `name` is the name of the call that makes or chooses the rows, or of the dataset,
-    with a suffix that distinguishes its batches.
+    Rows are numbered from 0 in each step and keep their numbers. Rows r * samples to (r + 1) * samples - 1 are made
+    from row r of the parent. Selected rows keep the parent's numbers. For a dataset's batch, `samples` is the number of
+    rows per item, 2 for a pair. `name` is the name of the call that makes or selects the rows, or of the dataset, with
+    a suffix that distinguishes its batches.
     """
 
     name: str
@@ -91,7 +92,7 @@ class RowSet:
 
     @property
     def lineage(self) -> Iterator[RowSet]:
-        """Itself and its ancestors, up to the dataset's batch."""
+        """This row set and its ancestors, up to the dataset's batch."""
         rows: RowSet | None = self
         while rows is not None:
             yield rows
@@ -99,7 +100,7 @@ class RowSet:
 
     @property
     def base(self) -> RowSet:
-        """The earliest row set of its lineage with exactly a row for each of these rows."""
+        """The earliest row set of its lineage with exactly one row for each of these rows."""
         rows = self
         while rows.parent is not None and rows.samples == 1 and rows.choice is None:
             rows = rows.parent
@@ -107,7 +108,7 @@ class RowSet:
 
     @property
     def numbered(self) -> RowSet:
-        """The row set whose numbers these rows have: itself, or the row set that a choice took them from."""
+        """The row set that these rows' numbers refer to: itself, or the row set that a select took them from."""
         rows = self
         while rows.choice is not None and rows.parent is not None:
             rows = rows.parent
@@ -115,26 +116,26 @@ class RowSet:
 
     @property
     def choices(self) -> tuple[RowSet, ...]:
-        """The chosen row sets of its lineage. Their rows are known only after the calls that choose have run."""
+        """The selected row sets of its lineage. Their rows are known only after the selecting calls have run."""
         return tuple(rows for rows in self.lineage if rows.choice is not None)
 
     @property
     def group_size(self) -> int:
-        """The largest number of rows made of the same row, or of the same item."""
+        """The largest number of rows made from the same row, or from the same item."""
         if self.choice is not None:
             return self.choice.per_group or self.choice.group_size
         return self.base.group_size if self.base is not self else self.samples
 
     @property
     def adjacent(self) -> int:
-        """The number of adjacent rows that belong to the same group; 1 if a choice keeps any number of each group."""
+        """How many adjacent rows belong to the same group; 1 if a select keeps any number of each group."""
         choice = self.base.choice
         return self.group_size if choice is None else choice.per_group or 1
 
     def may_read(self, other: RowSet) -> bool:
-        """Whether each of these rows has its own row of `other`.
+        """Whether each of these rows corresponds to a row of `other`.
 
-        True for the same rows, for their ancestors, and for row sets that correspond one to one to either.
+        True for the same rows, for their ancestors, and for row sets that correspond to either row by row.
 
         >>> prompts = RowSet("prompts", "prompts")
         >>> group, baseline = RowSet("group", "prompts", 4, prompts), RowSet("baseline", "prompts", 1, prompts)
@@ -144,7 +145,7 @@ class RowSet:
         return any(rows.base == other.base for rows in self.lineage)
 
     def per_row(self, other: RowSet) -> int:
-        """Return the number of these rows per row of `other`, which they may read."""
+        """Return how many of these rows belong to each row of `other`, which they may read."""
         rows_each = 1
         for rows in self.lineage:
             if rows.base == other.base:
@@ -153,7 +154,7 @@ class RowSet:
         raise ValueError(f"{self.name} may not read {other.name}")
 
     def children(self, other: RowSet) -> int:
-        """Return the number of rows of `other` that were made of each of these rows; 1 if each has its own row there.
+        """Return how many rows of `other` were made from each of these rows; 1 if each corresponds to a row there.
 
         >>> prompts = RowSet("prompts", "prompts")
         >>> prompts.children(RowSet("group", "prompts", 4, prompts)), prompts.children(prompts)
@@ -162,7 +163,8 @@ class RowSet:
         return 1 if self.may_read(other) else other.per_row(self)
 
     def groups(self, rows: Sequence[int]) -> tuple[int, ...]:
-        """Return the number of the source row of each of these rows; for a dataset's rows, the number of their item.
+        """Return the number of the row that each of these rows was made from; for a dataset's rows, the number of their
+        item.
 
         >>> RowSet("group", "prompts", 4, RowSet("prompts", "prompts")).groups((0, 3, 4))
         (0, 0, 1)
@@ -172,7 +174,7 @@ class RowSet:
         return tuple(row // self.base.samples for row in rows)
 
     def dataset_rows(self, items: Sequence[int]) -> tuple[int, ...]:
-        """Return the number in the dataset behind each row of a step whose batch is `items`.
+        """Return each row's number in the dataset, for a step with the batch `items`.
 
         >>> RowSet("group", "prompts", 2, RowSet("prompts", "prompts")).dataset_rows((7, 5))
         (7, 7, 5, 5)

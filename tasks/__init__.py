@@ -1,1 +1,1 @@
-"""The algorithm side of a task run: tracing, losses, the runner, trackers, profiling. Ranks import its losses."""
+"""The algorithm side of a task run: tracing, losses, the runner, trackers, profiling. Ranks import the losses."""

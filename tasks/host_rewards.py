@@ -85,7 +85,7 @@ class HostRewards(Settings):
 
     @property
     def host_functions(self) -> tuple[HostFunction, ...]:
-        """The functions in the pool's form. Raises InvalidInput for a name that is also a key of the rows."""
+        """The functions in the pool's form. Raises InvalidInput for a function named like a key of the rows."""
         for name in self.functions:
             if name in {*keys_of_calls(), *_COMPUTATIONS}:
                 raise InvalidInput("reward.functions", name, "another name: rows already have a key of this name")
@@ -106,7 +106,7 @@ class HostRewards(Settings):
 
     @property
     def host_settings(self) -> HostSettings:
-        """The settings of the pool."""
+        """The pool's settings."""
         return HostSettings(self.workers, self.deadline_seconds, self.retries, self.failed_value, self.most_failed)
 
     @property

@@ -12,7 +12,7 @@ from prefect_rlhf.placement.models.model import TransformerShape
 
 
 def model_shape(role: str, name: str) -> TransformerShape:
-    """Return the shape of the model that `name` identifies: a folder, a short name, or an id on the hub.
+    """Return the shape of the model `name`: a folder, a short name, or an id on the Hub.
 
     Raises InvalidInput for an unknown name.
 
@@ -25,7 +25,7 @@ def model_shape(role: str, name: str) -> TransformerShape:
 
 
 def model_content(role: str, name: str) -> str:
-    """Return the content's name for the model that `name` identifies, as a run has it; empty for a short name."""
+    """Return the key for the weights of the model `name`, as a run has it; empty for a short name."""
     return read_content(role, name) if _is_read(role, name) else ""
 
 
@@ -36,7 +36,9 @@ def _is_read(role: str, name: str) -> bool:
 
 
 def runnable_shape(role: str, name: str) -> TransformerShape:
-    """Return the shape of a model that our engines run. Raises InvalidInput for a model that can only be planned."""
+    """Return the shape of a model that our engines can run. Raises InvalidInput for a model that can only be
+    planned.
+    """
     shape = model_shape(role, name)
     if shape.not_run:
         raise InvalidInput(f"models.{role}", name, f"a model that our engines run: not {shape.not_run}")

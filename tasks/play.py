@@ -1,4 +1,4 @@
-"""Plays, as user settings: the code that talks with the model, its bounds, and its execution."""
+"""Plays as user settings: the code that talks with the model, its limits, and how it is run."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Play(Settings):
 
     @property
     def settings(self) -> PlaySettings:
-        """The settings of the pool. Raises InvalidInput for names of another form, and for settings without effect."""
+        """The pool's settings. Raises InvalidInput for names of another form, and for settings without effect."""
         values = {name: getattr(self, name) for name in PlaySettings.__dataclass_fields__}
         settings = PlaySettings(**(values | {"arguments": json.dumps(self.arguments, sort_keys=True)}))
         PlayFunction.of(settings)  # checks names, and the fields of the signature

@@ -1,4 +1,4 @@
-"""Nodes of a Ray cluster for runs on several machines: start a node by hand, stop it, list all nodes."""
+"""Nodes of a Ray cluster for runs on several machines: starts a node by hand, stops it, lists all nodes."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ START_SECONDS = 120
 
 @dataclass(frozen=True, slots=True)
 class KnownNode:
-    """A node that Ray lists: its address, whether it answers, its devices, and their kind if it is stated."""
+    """A node that Ray lists: its address, whether it answers, its devices, and their kind if stated."""
 
     address: str
     alive: bool
@@ -29,7 +29,7 @@ class KnownNode:
     device: str = ""
 
     def has(self, backend: Backend) -> int:
-        """Return how many devices of a backend it has."""
+        """Return how many devices with this backend it has."""
         return self.cpus if backend == "cpu" else self.gpus
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class KnownNode:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """A node's devices for runs: their number and backend, and the name of their kind, if other nodes differ."""
+    """A node's devices for runs: number, backend, and the name of their kind if other nodes differ."""
 
     count: int
     backend: Backend
@@ -47,7 +47,7 @@ class Devices:
 
     @property
     def flags(self) -> Sequence[str]:
-        """The arguments of Ray's command for these devices."""
+        """The arguments for Ray's command."""
         resource = "cpus" if self.backend == "cpu" else "gpus"
         return [f"--num-{resource}={self.count}", *([f"--labels={DEVICE_LABEL}={self.name}"] if self.name else [])]
 

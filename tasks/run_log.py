@@ -1,4 +1,4 @@
-"""The run's own log lines for users, under a single logger: a terminal shows only these lines."""
+"""The run's log lines for users, under a logger of their own, because a terminal shows only these lines."""
 
 from logging import Logger
 

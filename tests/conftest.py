@@ -1,5 +1,7 @@
 """Settings for all tests."""
 
+import atexit
+import gc
 import os
 import signal
 from pathlib import Path
@@ -58,6 +60,18 @@ def pytest_configure():
         check_choice()
     except InvalidInput as error:
         pytest.exit(str(error), returncode=1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Keep the garbage collector away from imported modules; to scan them takes a second, again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        atexit.register(gc.unfreeze)  # libraries report objects that are never collected as leaks
 
 
 def pytest_collection_modifyitems(config, items):

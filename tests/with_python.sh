@@ -1,25 +1,34 @@
 #!/bin/sh
-# Run a command in this checkout, on a machine that has a Python: this one, or else a Debian 13 in .debian-13.
+# Run a command in this checkout, on a machine that has a Python: this one, or else Ubuntu 24.04 or Debian 13.
 #   sh tests/with_python.sh python3.13 make setup PYTHON=python3.13 VENV=.venv-python3.13
-# Debian 13 has python3.13. It is made by debootstrap, entered by chroot, and takes 0.8 GB.
+# Ubuntu 24.04 has python3.12, Debian 13 has python3.13. debootstrap installs one in .ubuntu-24.04 or .debian-13, which
+# takes 0.8 GB, and chroot enters it.
 set -eu
 wanted=$1
 shift
 if "$wanted" -c "" 2> /dev/null; then
     exec "$@"
 fi
-if [ "$wanted" != python3.13 ]; then
-    echo "PYTHON: got '$wanted', which does not start, expected a Python of this machine, or python3.13" >&2
-    exit 2
-fi
+case $wanted in
+    python3.12) system=ubuntu-24.04 suite=noble mirror=https://archive.ubuntu.com/ubuntu components=main,universe ;;
+    python3.13) system=debian-13 suite=trixie mirror=https://deb.debian.org/debian components=main ;;
+    *)
+        echo "PYTHON: got '$wanted', which does not start, expected a Python of this machine, python3.12 or python3.13" >&2
+        exit 2
+        ;;
+esac
 if [ "$(id -u)" != 0 ] || ! command -v debootstrap > /dev/null; then
-    echo "PYTHON: got 'python3.13', which does not start, expected it, or root and debootstrap to install it" >&2
+    echo "PYTHON: got '$wanted', which does not start, expected it, or root and debootstrap to install it" >&2
     exit 2
 fi
-root=$PWD/.debian-13
+root=$PWD/.$system
 if [ ! -e "$root/.ready" ]; then
-    debootstrap --variant=minbase --include=python3-venv,python3-dev,g++,git,make,ca-certificates,libnuma1 \
-        trixie "$root" > "$root.log" 2>&1 || { echo "debootstrap failed: see $root.log" >&2; exit 1; }
+    # Every suite of Ubuntu is installed by the same script of debootstrap, also one that is newer than debootstrap.
+    script=$([ -e "/usr/share/debootstrap/scripts/$suite" ] || echo gutsy)
+    # shellcheck disable=SC2086  # no script is no word
+    debootstrap --variant=minbase --components=$components \
+        --include=python3-venv,python3-dev,g++,git,make,ca-certificates,libnuma1 \
+        $suite "$root" $mirror $script > "$root.log" 2>&1 || { echo "debootstrap failed: see $root.log" >&2; exit 1; }
     mkdir -p "$root$PWD"
     touch "$root/.ready"
 fi

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from benchmarks.beside_trl.our_step import train
 from benchmarks.beside_trl.ppo_work import PPOWork
-from prefect_rlhf.engines.files.tensor_files import APART
+from prefect_rlhf.files.model_folder import APART
 
 
 def flow_parameters(work: PPOWork, folder: Path) -> dict[str, Any]:

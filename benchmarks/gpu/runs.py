@@ -1,24 +1,17 @@
-"""Whole runs of PPO on several GPUs, under plans that use every part: tiny models, real Prefect, gang and engines."""
+"""Whole runs of PPO on GPUs, under plans that use every part: tiny models, real Prefect, gang and engines."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-import time
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from benchmarks.gpu.findings import Findings
+from benchmarks.gpu.commands import STEPS_OF_COMMANDS, command, memory_of
 from benchmarks.gpu.step import Constant, Expected, Found, Machine, Need, Step
 from prefect_rlhf.placement.devices.lease import ENVIRONMENT_VARIABLE, Lease
 from prefect_rlhf.placement.memory.overhead import GRAPH_BYTES_A_LAYER
 
-ONE = "one device"
-REWARD = """def even(completions, **_):
-    return [float(len(each) % 2) for each in completions]
-"""
+ONE, TURNS = "one device", "taking turns"
 FINDINGS = {
     "dp4": "A1",
     "tp4": "A2, A3, N4",
@@ -42,7 +35,8 @@ def run_of_ppo(machine: Machine, name: str) -> Found:
     from tests import plan_matrix
     from tests.runs import Result, completed, loss_difference, plan_file, weight_difference
 
-    plans = {ONE: plan_matrix.ONE, "tp4 again": plan_matrix.FOUR_RANKS["tp4"], "two engines": two_engines()}
+    one_device = {ONE: plan_matrix.ONE, TURNS: plan_matrix.TAKING_TURNS}
+    plans = {**one_device, "tp4 again": plan_matrix.FOUR_RANKS["tp4"], "two engines": two_engines()}
     plan = plan_file({**plan_matrix.FOUR_RANKS, **plans}[name], machine.folder / "plan.json")
     cluster = Cluster(cluster="morning", devices_per_node=machine.num_gpus, kind="cuda").shape
     lease = Lease("morning", "morning", cluster, cluster.whole, cluster.whole.devices(), "cuda")
@@ -54,7 +48,7 @@ def run_of_ppo(machine: Machine, name: str) -> Found:
     result = Result.read(run_dir)
     found = machine.found
     found.update({"seconds": [step["seconds"] for step in result.metrics], "loss": result.metrics[-1]})
-    found["certified_and_allocated"] = _memory(run_dir)
+    found["certified_and_allocated"] = memory_of(run_dir)
     first = machine.folder.parent / _step_name(ONE) / "run.txt"
     if name != ONE and first.is_file():
         alone = Result.read(type(run_dir)(first.read_text()))
@@ -97,44 +91,6 @@ def graph_bytes(machine: Machine) -> Found:
     return {"graph_bytes_a_layer": taken / layers, "graph_mib_a_layer": taken / layers / (1 << 20)}
 
 
-def doctor(machine: Machine) -> Found:
-    """The host's own check."""
-    return _command(machine, "doctor", "--kind", machine.pick("cuda", "cpu"))
-
-
-def run_of_grpo(machine: Machine) -> Found:
-    """Three steps of GRPO of a tiny model, by the command line and without network; memory beside the certificate."""
-    from tests.tiny import make_model, make_prompts
-
-    folder = machine.folder
-    prompts = make_prompts(folder / "prompts.parquet")
-    (folder / "rewards.py").write_text(REWARD)
-    parameters = {
-        "prompts": {"path": prompts},
-        "held_out": {"path": prompts, "split": "held_out"},
-        "actor": {"path": make_model(folder / "actor")},
-        "reward": {"functions": {"even": {"function": "rewards.py:even", "signature": "trl"}}},
-        "output_dir": str(folder / "runs"),
-        "steps": 3,
-        "algo": {
-            "batch_size": 4,
-            "samples_per_prompt": 4,
-            "sampling": {"max_new_tokens": 8},
-            "evaluate_every": 1000,
-            "kl": {"coefficient": 0},
-        },
-    }
-    (folder / "parameters.yaml").write_text(json.dumps(parameters))  # JSON is YAML
-    words = ("run", "grpo", "--parameters", "parameters.yaml", "--devices", "1", "--kind", machine.pick("cuda", "cpu"))
-    found = _command(machine, *words)
-    for run in sorted(path.parent for path in (folder / "runs").glob("*/metrics.jsonl"))[-1:]:
-        steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        found["num_steps"] = len(steps)
-        found["step_seconds"] = [step.get("seconds") for step in steps]
-        found["certified_and_allocated"] = _memory(run)
-    return found
-
-
 def profile(machine: Machine) -> Found:
     """The profile of two GPUs, which times NCCL's collectives and decoding."""
     model = machine.folder / "model"
@@ -142,87 +98,37 @@ def profile(machine: Machine) -> Found:
 
     make_model(model, layers=4, hidden=512, heads=8)
     devices = str(min(2, machine.num_gpus))
-    return _command(machine, "profile", "--model", str(model), "--devices", devices, "--kind", "cuda")
-
-
-def _command(machine: Machine, *words: str) -> Findings:
-    """Run a command of the program in the step's folder, as a user would; find its seconds, status and last lines.
-
-    Its output is in `command.txt` of the folder as it comes.
-    """
-    found, file, began = machine.found, machine.folder / "command.txt", time.monotonic()
-    environment = os.environ | {"PREFECT_HOME": str(machine.folder / "prefect"), "HF_HUB_OFFLINE": "1"}
-    with file.open("w") as output:
-        ended = subprocess.run(
-            [sys.executable, "-m", "prefect_rlhf", *words],
-            cwd=machine.folder,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
-    found["seconds_of_the_command"] = time.monotonic() - began
-    found["lines"] = file.read_text().splitlines()[-12:]
-    found["status"] = ended.returncode
-    return found
-
-
-def _memory(run_dir: Any) -> Any:
-    """Return the witness of memory that the run's folder holds, if this version writes it."""
-    file = run_dir / "memory.json"
-    return json.loads(file.read_text()) if file.is_file() else "no memory.json in the run's folder"
+    return command(machine, "profile", "--model", str(model), "--devices", devices, "--kind", "cuda")
 
 
 def _step_name(plan: str) -> str:
     return f"ppo {plan}".replace(" ", "_").replace(",", "")
 
 
-_NEEDS = frozenset({"hardware", "several", "vllm"})
-_OK = {"status": Expected(0, 0)}
+_NEEDS = frozenset[Need]({"hardware", "vllm"})
+_SEVERAL = _NEEDS | {"several"}
+_AS_ALONE = {"loss_difference": Expected(0, 1e-3), "weight_difference": Expected(0, 5e-3)}
 _GRAPHS = Constant("GRAPH_BYTES_A_LAYER", "placement/memory/overhead.py", GRAPH_BYTES_A_LAYER, "graph_bytes_a_layer")
-_ON_VLLM = frozenset[Need]({"hardware", "vllm"})
+_GRAPH_BYTES = Step(
+    "graph_bytes",
+    7,
+    180,
+    graph_bytes,
+    {"graph_mib_a_layer": Expected(5, 32)},
+    needs=_NEEDS,
+    findings="D2",
+    constants=(_GRAPHS,),
+)
 
 
-def _of_one_gpu(command: int) -> tuple[Step, ...]:
-    """Return the steps of runs that a single GPU can take."""
-    return (
-        Step("doctor", command, 120, doctor, _OK, findings="N1, N11, N16"),
-        Step(
-            "run_of_grpo",
-            command,
-            240,
-            run_of_grpo,
-            _OK | {"num_steps": Expected(3, 3)},
-            needs=frozenset({"vllm"}),
-            findings="N1, N6, B2",
-        ),
-        Step(
-            "graph_bytes",
-            command,
-            180,
-            graph_bytes,
-            {"graph_mib_a_layer": Expected(5, 32)},
-            needs=_ON_VLLM,
-            findings="D2",
-            constants=(_GRAPHS,),
-        ),
-    )
+def _ppo(name: str, command: int, limit_seconds: int, findings: str, needs: frozenset[Need]) -> Step:
+    expects = {} if name == ONE else _AS_ALONE
+    return Step(_step_name(name), command, limit_seconds, partial(run_of_ppo, name=name), expects, needs, findings)
 
 
-STEPS_OF_A_RUN = _of_one_gpu(7)
+STEPS_OF_A_GPU = (_GRAPH_BYTES, _ppo(ONE, 9, 300, "N1, N6", _NEEDS), _ppo(TURNS, 9, 300, "A4, A5, B3", _NEEDS))
 STEPS_OF_RUNS = (
-    *_of_one_gpu(0),
-    *(
-        Step(
-            _step_name(name),
-            0,
-            480,
-            partial(run_of_ppo, name=name),
-            {} if name == ONE else {"loss_difference": Expected(0, 1e-3), "weight_difference": Expected(0, 5e-3)},
-            needs=_NEEDS,
-            findings=findings,
-        )
-        for name, findings in {ONE: "N1, N6", **FINDINGS}.items()
-    ),
-    Step("profile", 0, 500, profile, {"status": Expected(0, 0)}, needs=_NEEDS, findings="A6, D9"),
+    *(replace(step, command=0) for step in (*STEPS_OF_COMMANDS, _GRAPH_BYTES)),
+    *(_ppo(name, 0, 480, findings, _SEVERAL) for name, findings in {ONE: "N1, N6", **FINDINGS}.items()),
+    Step("profile", 0, 500, profile, {"status": Expected(0, 0)}, needs=_SEVERAL, findings="A6, D9"),
 )

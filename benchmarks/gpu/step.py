@@ -83,7 +83,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Step:
-    """A step; `command` is its number among the six of a single GPU, or 0 for a step on all GPUs of a machine."""
+    """A step; `command` is its number among the nine of a single GPU, or 0 for a step on all GPUs of a machine."""
 
     name: str
     command: int

@@ -1,7 +1,7 @@
-"""Where a decoded token's time goes in our vLLM engine: the GPU's kernels, and the host's Python by function.
+"""Where a decoded token's time goes in our vLLM engine: the GPU's kernels, the host's parts, its Python by function.
 
 One H100 took 4.0 ms a token for 8 rows and 16 ms for 256, far above its kernels. So this half generates with few and
-with many rows, counts the kernels' time, and profiles the host.
+with many rows, counts the kernels' time, times the parts of vLLM's step, and profiles the host.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import cProfile
 import pstats
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.one_card.child import say
 from benchmarks.one_card.kernels import grouped, kernels_of
@@ -41,9 +44,8 @@ def main() -> None:
     instance = ModelInstance("actor", "vllm", DeviceMesh(0, 1, 0, 1), Strategy())
     layout = layout_of(instance, spec, instance.mesh)
     sampling = SamplingSettings(max_new_tokens=min(TOKENS, work.response_tokens), stop_at_eos=False)
-    length = work.prompt_tokens + sampling.max_new_tokens
     ensure_world()
-    engine = VllmEngine(BuildCommand(spec, instance, (0,), layout, length, max_rows=work.rows), 0)
+    engine = VllmEngine(BuildCommand(spec, instance, (0,), layout, work.length, max_rows=work.rows), 0)
     say("engine built", seconds=round(time.monotonic() - began, 1))
     generator = torch.Generator().manual_seed(0)
     for rows in sorted({work.batch_size, work.rows, min(8, work.rows)}):
@@ -53,16 +55,82 @@ def main() -> None:
             return engine.generate(prompts, sampling, range(len(prompts)))
 
         decoded(rows, sampling.max_new_tokens, work.kind, call)
+        with clocks(engine._llm.engine_core) as seconds:
+            wall = timed(call)
+        front = min(timed(partial(by_front_end, engine, prompts, sampling)) for _ in range(2))
+        say("vLLM's own front end", rows=rows, wall_ms=round(1e3 * front / sampling.max_new_tokens, 3))
+        parts = {name: round(1e3 * each / sampling.max_new_tokens, 3) for name, each in seconds.items()}
+        say("host parts", rows=rows, wall_ms=round(1e3 * wall / sampling.max_new_tokens, 3), milliseconds_a_token=parts)
+
+
+def timed(call: Callable[[], object]) -> float:
+    """Return the call's seconds."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def by_front_end(engine: Any, prompts: list[list[int]], sampling: Any) -> None:
+    """Generate the same through LLMEngine.step, as TRL and others do: the anchor of our own way."""
+    from vllm.inputs.engine import tokens_input
+    from vllm.sampling_params import RequestOutputKind
+
+    from prefect_rlhf.engines.vllm.settings import sampling_parameters
+
+    engine._begin_call()
+    with engine._group.entered():
+        for row, prompt in enumerate(prompts):
+            parameters = sampling_parameters(sampling, row, ())
+            parameters.output_kind, parameters.flat_logprobs = RequestOutputKind.FINAL_ONLY, True
+            engine._llm.add_request(f"front {row}", tokens_input(list(prompt)), parameters)
+        while engine._llm.has_unfinished_requests():
+            engine._llm.step()
+
+
+@contextmanager
+def clocks(client: Any) -> Iterator[dict[str, float]]:
+    """Time the parts of vLLM's steps in seconds; `step` contains all others."""
+    core, seconds = client.engine_core, dict[str, float]()
+    parts = [
+        (client, "get_output", "step"),
+        (core.scheduler, "schedule", "schedule"),
+        (core.scheduler.kv_cache_manager, "allocate_slots", "find room, within schedule"),
+        (core.model_executor, "execute_model", "launch the model"),
+        (core.model_executor, "sample_tokens", "launch the sampler"),
+        (core.scheduler, "update_from_output", "take up tokens"),
+    ]
+    try:
+        from vllm.v1.worker.gpu.async_utils import AsyncOutput
+    except ImportError:  # a processor
+        pass
+    else:
+        parts.append((AsyncOutput, "get_output", "wait for tokens"))
+    before = [(owner, name, vars(owner).get(name)) for owner, name, _ in parts]
+    for owner, name, part in parts:
+        setattr(owner, name, clocked(getattr(owner, name), seconds, part))
+    try:
+        yield seconds
+    finally:
+        for owner, name, value in before:
+            delattr(owner, name) if value is None else setattr(owner, name, value)
+
+
+def clocked(function: Callable[..., Any], seconds: dict[str, float], part: str) -> Callable[..., Any]:
+    """Return the function, which adds its time to a part."""
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return function(*arguments, **named)
+        finally:
+            seconds[part] = seconds.get(part, 0.0) + time.perf_counter() - began
+
+    return call
 
 
 def decoded(rows: int, tokens: int, kind: str, call: Callable[[], object]) -> None:
     """Print the milliseconds of a token for all rows: wall, kernels by group, and the host's functions."""
-    walls = []
-    for _ in range(3):
-        began = time.perf_counter()
-        call()
-        walls.append(time.perf_counter() - began)
-    wall = min(walls[1:])
+    wall = min([timed(call) for _ in range(3)][1:])
     kernels, _ = kernels_of(call, kind)
     busy = sum(kernel.seconds for kernel in kernels)
     each = {"wall_ms": round(1e3 * wall / tokens, 3), "kernels_ms": round(1e3 * busy / tokens, 3)}

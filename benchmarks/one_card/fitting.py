@@ -40,7 +40,7 @@ def flow_parameters(work: Work, folder: Path) -> dict[str, Any]:
     return {
         "prompts": prompts,
         "held_out": {**prompts, "split": "held_out"},
-        "actor": {"path": str(work.model)},
+        "actor": {"path": str(work.model)} | ({"adapter": {"rank": work.adapter_rank}} if work.adapter_rank else {}),
         "reward": {"functions": {"even": {"function": reward, "signature": "trl"}}},
         "output_dir": str(folder / "runs"),
         "steps": work.steps,

@@ -36,7 +36,7 @@ def make_model(work: Work) -> None:
         num_attention_heads=size.heads,
         num_key_value_heads=size.kv_heads,
         vocab_size=size.vocabulary,
-        tie_word_embeddings=True,
+        tie_word_embeddings=size.is_tied,
         max_position_embeddings=32768,
         rope_theta=1e6,
         eos_token_id=0,

@@ -20,16 +20,18 @@ class Size(NamedTuple):
     heads: int
     kv_heads: int
     vocabulary: int
+    is_tied: bool = True
 
 
 SIZES: Mapping[str, Size] = {
     "0.5b": Size(896, 4864, 24, 14, 2, 151936),
     "1.5b": Size(1536, 8960, 28, 12, 2, 151936),
     "3b": Size(2048, 11008, 36, 16, 2, 151936),
+    "7b": Size(3584, 18944, 28, 28, 4, 152064, is_tied=False),
     "tiny": Size(128, 256, 2, 4, 2, 1000),
 }
 """Those of Qwen2.5, and one for a processor."""
-TRL_ROWS: Mapping[str, int] = {"0.5b": 16, "1.5b": 8, "3b": 4, "tiny": 4}
+TRL_ROWS: Mapping[str, int] = {"0.5b": 16, "1.5b": 8, "3b": 4, "7b": 2, "tiny": 4}
 """Rows that TRL trains on at once, by an estimate of what fits on 80 GB beside its vLLM; fewer if memory is short."""
 
 
@@ -38,7 +40,8 @@ class Work:
     """A step: `samples` responses of `response_tokens` tokens to each of `batch_size` prompts, then an optimizer step.
 
     `out` is the folder of results, `models` that of models and prompts. TRL trains on `trl_rows` rows at once, and its
-    vLLM takes `trl_share` of the memory. A `given_model` with its `given_prompts` is used instead of a random one.
+    vLLM takes `trl_share` of the memory. A `given_model` with its `given_prompts` is used instead of a random one. With
+    an `adapter_rank` an adapter on all linear layers is trained in place of the weights.
     """
 
     size: str
@@ -54,6 +57,7 @@ class Work:
     trl_share: float = 0.3
     given_model: str = ""
     given_prompts: str = ""
+    adapter_rank: int = 0
 
     @classmethod
     def read(cls, text: str) -> Work:
@@ -94,5 +98,5 @@ class Work:
     @property
     def shared(self) -> dict[str, object]:
         """What two halves must have in common to be compared."""
-        names = ("size", "kind", "batch_size", "samples", "prompt_tokens", "response_tokens")
+        names = ("size", "kind", "batch_size", "samples", "prompt_tokens", "response_tokens", "adapter_rank")
         return {name: getattr(self, name) for name in names}

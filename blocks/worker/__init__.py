@@ -1,1 +1,1 @@
-"""The gpu-mesh worker: it leases a mesh of devices to each flow run and leaves no process behind after the run."""
+"""The gpu-mesh worker: it leases a mesh of devices to each flow run and leaves no process behind."""

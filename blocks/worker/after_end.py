@@ -1,4 +1,4 @@
-"""The state of a flow run after the end of its process: closed, scheduled again, or left as it is."""
+"""Decides a flow run's state after its process has ended: closed, scheduled again, or left as it is."""
 
 import anyio
 from prefect.client.schemas.objects import StateType
@@ -15,9 +15,9 @@ CHANGES = 3  # how often `settle` starts over after a person changed the state m
 async def settle(records: RunRecords, end: ProcessEnd, restarts: Restarts, killed_by: str = "") -> None:
     """Correct the state of a run that has no process left, and close its children unless it completed.
 
-    A final, scheduled or paused state is already right: the run itself or a person set it. A run that is still Pending
-    or Running is started again or closed as crashed; a run in cancellation is closed as cancelled. `killed_by` is the
-    reason if the run's process was killed.
+    A final, scheduled or paused state is already right, because the run itself or a person set it. A run that is still
+    Pending or Running is started again or closed as crashed; a run in cancellation is closed as cancelled. `killed_by`
+    is the reason if the run's process was killed.
     """
     completed = False
     for _ in range(CHANGES):

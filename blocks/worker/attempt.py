@@ -45,7 +45,7 @@ NO_CRASH = {"PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR": "reschedule"}  # the wo
 
 
 class RestartAsked(Abort):
-    """A run that failed and may start again; its state is not touched."""
+    """The run failed and may start again; its state is not changed."""
 
     def __init__(self, state: State[Any]) -> None:
         super().__init__(state.message)
@@ -60,7 +60,7 @@ class Outcome:
     failure: object = None
 
     def failed(self, failure: object, reason: str) -> None:
-        """Record a failure. Raises RestartAsked if a restart is left and no person has to fix a mistake first."""
+        """Record a failure. Raises RestartAsked if a restart is left and no mistake has to be fixed by a person."""
         self.failure = failure
         if self.restarts.are_left and not isinstance(failure, MISTAKES):
             leave_reason(reason)

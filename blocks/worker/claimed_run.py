@@ -1,4 +1,4 @@
-"""A flow run that a worker has taken: no other worker can start it, and its devices are locked."""
+"""A flow run that a worker has claimed: no other worker can start it, and its devices are locked."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -14,7 +14,7 @@ from prefect_rlhf.placement.devices.lease import Lease
 
 @dataclass(slots=True)
 class TakenRun:
-    """The lock of a flow run and its locked devices; a dry run has no devices.
+    """A flow run's lock and its locked devices; a dry run has no devices.
 
     The lock is held from before the search for devices until the server has every record of the end. Therefore two
     workers cannot start the same run, and a run's next attempt starts only after the previous attempt is over.
@@ -42,7 +42,7 @@ class TakenRun:
         return self.configuration.lease_book().enter(self.configuration.wanted, run.id, run.name, arrived, priority)
 
     def take_devices(self) -> Busy | None:
-        """Lock the devices of the run; return Busy if others hold them.
+        """Lock the run's devices; return Busy if others hold them.
 
         Raises InvalidInput for an impossible mesh, for GPUs that the worker does not see, and for engines that are
         built for another kind of device. A dry run locks no devices, but an impossible mesh is refused all the same.
@@ -95,7 +95,7 @@ class TakenRun:
 
 
 def can_be_taken(configuration: GpuMeshConfiguration) -> bool:
-    """Return whether the run and its devices could be locked now; neither stays locked."""
+    """Whether the run and its devices could be locked now; neither stays locked."""
     taken = TakenRun.take(configuration)
     if taken is None:
         return False

@@ -1,4 +1,4 @@
-"""Report the end of a run whose worker is dead to the server. The run's keeper becomes this process.
+"""Reports to the server the end of a run with a dead worker. The run's keeper becomes this process.
 
 python -m prefect_rlhf.blocks.worker.close_run FLOW_RUN_ID STATUS LOCK REASON
 """

@@ -37,7 +37,7 @@ DEVICES_VARIABLE = "GPU_MESH_DEVICES"
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Facts of a flow run that its worker needs."""
+    """What the worker needs to know about a flow run."""
 
     id: str = ""
     name: str = ""
@@ -67,7 +67,7 @@ class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
     async def from_template_and_values(
         cls, base_job_template: dict[str, Any], values: dict[str, Any], client: PrefectClient | None = None
     ) -> GpuMeshConfiguration:
-        """Refuse job variables that the work pool's form lacks, which Prefect would ignore, and wrong values."""
+        """Refuse wrong values, and job variables that the work pool's form lacks, which Prefect would ignore."""
         fields = base_job_template["variables"].get("properties", {})
         for name in values:
             if name.partition(".")[0] not in fields:
@@ -110,16 +110,18 @@ class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
 
     @property
     def has_own_engines(self) -> bool:
-        """Whether the flow runs engines of this worker's interpreter; another interpreter may have other engines."""
+        """Whether the flow runs the engines of this worker's interpreter; another interpreter may have other
+        engines.
+        """
         return self.run.trains and self.arguments[0] == get_sys_executable()
 
     def lease_book(self) -> LeaseBook:
-        """Return the book of the leases on the cluster's devices; only training needs an aligned mesh."""
+        """Return the book of leases on the cluster's devices; only training needs an aligned mesh."""
         return LeaseBook(Path(self.lease_directory), self.shape, any_number=not self.run.trains)
 
     @property
     def restarts(self) -> Restarts:
-        """The run's automatic restarts, used and allowed."""
+        """How many automatic restarts the run has used, and how many are allowed."""
         return Restarts(self.run.restarts, self.max_restarts)
 
     def environment(self, lease: Lease) -> dict[str, str]:
@@ -155,7 +157,7 @@ class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
 
 
 class GpuMeshResult(BaseWorkerResult):
-    """The result of a run: `identifier` is host:pid of its keeper; `status_code` is 0, however the run ended."""
+    """A run's result: `identifier` is host:pid of its keeper; `status_code` is 0, however the run ended."""
 
 
 def _wrong(mistake: ErrorDetails) -> InvalidInput:

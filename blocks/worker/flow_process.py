@@ -1,4 +1,4 @@
-"""The process of one flow run, under a keeper that ends it together with the worker."""
+"""A flow run's process, under a keeper that ends it together with the worker."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,8 @@ class FlowProcess:
         folder: str = "",
         stream_output: bool = True,
     ) -> Self:
-        """Start `command`. It and its keeper inherit the descriptors, so they hold devices and lock without the worker.
+        """Start `command`. The command and its keeper inherit the descriptors, so they hold devices and lock without
+        the worker.
 
         `folder` is a temporary folder; the keeper removes it if the worker is dead. Other processes of this user cannot
         read the variables of `python -m MODULE` and of its keeper in `/proc`. Another command starts with all of them.
@@ -81,7 +82,7 @@ class FlowProcess:
         return self.has_ended
 
     async def stop(self) -> None:
-        """Send SIGTERM, and SIGKILL after the grace. Returns once no process is left, at most seconds later."""
+        """Send SIGTERM, and SIGKILL after the grace. Returns at most seconds later, once no process is left."""
         if self._keeper.stdin is not None:
             self._keeper.stdin.write(keeper.STOP)
             self._keeper.stdin.close()

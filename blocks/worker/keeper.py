@@ -1,4 +1,4 @@
-"""Run one command and end after the last of its processes: a script between the worker and the flow run's process.
+"""Runs a command and ends after the last of its processes: a script between the worker and the flow run's process.
 
     python keeper.py FLOW_RUN_ID GRACE_SECONDS LOCK DEVICES FOLDER ENVIRONMENT COMMAND...
 

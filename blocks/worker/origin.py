@@ -1,4 +1,4 @@
-"""The origin of a taken run: the machine, boot and PID namespace of its worker, and the run's lock file.
+"""The origin of a claimed run: its worker's machine, boot and PID namespace, and the run's lock file.
 
 A host name is not enough: containers, clones and machines named `localhost` share it. A worker may end a run whose lock
 is free only if it sees the same file that the run's processes have locked (`why_uncertain`).
@@ -24,7 +24,7 @@ LOCAL_FILE_SYSTEMS = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "over
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The place where a run was taken. An empty field is unknown.
+    """Where a run was claimed. An empty field is unknown.
 
     `boot` is the random id of the running kernel, which all its containers share. `machine` stays the same after a
     reboot, but cloned images share it. `processes` is the PID namespace; a pid has no meaning outside it. `lock` is the
@@ -41,7 +41,7 @@ class Origin:
 
     @classmethod
     def leave(cls, lock: FileLock) -> Self:
-        """Return the origin of a run that this process takes, and write its attempt into the lock file on disk."""
+        """Return the origin of a run that this process claims, and write its attempt into the lock file on disk."""
         attempt = uuid.uuid4().hex
         overwrite(lock.descriptor, attempt)
         os.fsync(lock.descriptor)
@@ -57,7 +57,7 @@ class Origin:
 
     @classmethod
     def of(cls, labels: Mapping[str, Any]) -> Self:
-        """Return the origin in a flow run's labels, with an empty text for a label that is missing."""
+        """Return the origin recorded in a flow run's labels; a missing label gives an empty text."""
         return cls(**{field: str(labels.get(LABEL + field, "")) for field in cls.__dataclass_fields__})
 
     def labels(self) -> dict[str, str]:
@@ -66,7 +66,7 @@ class Origin:
 
 
 def why_uncertain(taken: Origin, lock: FileLock) -> str:
-    """Return why a run taken at `taken` may still be alive although its `lock` was free; empty if it cannot be.
+    """Return why a run claimed at `taken` may still be alive although its `lock` was free; empty if it cannot be.
 
     Within the boot that took the run, a free lock with the same inode proves that no process of any container holds it:
     the keeper and the run's own process hold it until they end. After another boot of the same machine no process is

@@ -1,4 +1,4 @@
-"""The end of a flow run's process: its exit status and the reason that it left."""
+"""The end of a flow run's process: its exit status, and the reason that the process wrote."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ LONGEST_REASON = 500  # characters; a state's message is one line in the UI
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """A process that ended with exit `status` (-n for signal n), for `reason` if one is known.
+    """A process that ended with exit `status` (-n for signal n), for `reason` if known.
 
     >>> print(ProcessEnd(-9))
     its process was killed by SIGKILL
@@ -35,7 +35,7 @@ class ProcessEnd:
 
 
 def leave_reason(reason: str) -> None:
-    """Write why this process is about to end, as a line for the worker that started it; nothing without a worker."""
+    """Write why this process is about to end, as a line for the worker that started it; a no-op without a worker."""
     if path := os.environ.get(REASON_VARIABLE):
         Path(path).write_text(" ".join(reason.split())[:LONGEST_REASON])
 

@@ -1,4 +1,4 @@
-"""Recovery of orphaned runs: worker and keeper were killed together, or the machine went down."""
+"""Recovers orphaned runs, after worker and keeper were killed together or the machine went down."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def recover_runs(
     configure: Callable[[FlowRun], Awaitable[GpuMeshConfiguration]],
     left_alone: set[UUID],
 ) -> None:
-    """Settle the runs of `pool` that this host had taken and that have neither worker nor process.
+    """Settle the runs of `pool` that this host had claimed and that have neither worker nor process.
 
     If that is uncertain, the run stays as it is. The log reports each such run once; `left_alone` records them.
     """

@@ -1,4 +1,4 @@
-"""Automatic restarts of a run, used and allowed. A label of the flow run stores the count."""
+"""A run's automatic restarts, used and allowed. A label of the flow run stores the count."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Restarts:
         return f"{self.used} of {self.most}"
 
     def to_text(self) -> str:
-        """Return the text that the worker passes to the processes of a run."""
+        """Return the text that the worker passes to a run's processes."""
         return f"{self.used}/{self.most}"
 
     @classmethod

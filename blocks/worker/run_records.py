@@ -1,4 +1,4 @@
-"""The server's records of one flow run and of the runs below it, as the worker reads and closes them."""
+"""The server's records of a flow run and its child runs, as the worker reads and closes them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PAGE = 200  # the server's largest page
 
 
 async def close_children(client: PrefectClient, flow_run_ids: list[UUID], state: State[Any]) -> None:
-    """Set all open runs below the flow runs to the final `state`, also below subflow runs that are already final."""
+    """Set all open child runs to the final `state`, also below subflow runs that are already final."""
     await _close_tasks(client, flow_run_ids, state)
     offset = 0
     while page := await _subflow_runs(client, flow_run_ids, offset):
@@ -73,7 +73,9 @@ async def _subflow_runs(client: PrefectClient, flow_run_ids: list[UUID], offset:
 
 
 class RunRecords:
-    """States of the flow run `flow_run_id` and of its children. If the server is away, requests repeat for minutes."""
+    """States of the flow run `flow_run_id` and of its children. If the server is away, requests are retried for
+    minutes.
+    """
 
     def __init__(self, client: PrefectClient, flow_run_id: UUID) -> None:
         self.client = client
@@ -117,7 +119,7 @@ class RunRecords:
         await self._set_unless_over(Scheduled(message=message))
 
     async def can_resume(self, run: FlowRun) -> None:
-        """Let `Resume` start a paused run in a new process: its own process is gone."""
+        """Let `Resume` start a paused run in a new process, because its own process has ended."""
         assert run.state is not None
         if not run.state.state_details.pause_reschedule:
             state: State[Any] = Suspended()
@@ -133,7 +135,7 @@ class RunRecords:
         await self._forget_attempt(0)
 
     async def close_children(self, message: str) -> None:
-        """Cancel the unfinished task runs and subflow runs of the run: no process will finish them."""
+        """Cancel the run's unfinished task runs and subflow runs, because no process will finish them."""
         await self._ask(lambda: close_children(self.client, [self.id], Cancelled(message=message)))
 
     async def _forget_attempt(self, restarts: int) -> None:

@@ -11,9 +11,9 @@ from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, MOST_NODES
 
 
 class MeshFields(ClusterFields):
-    """Fields that the variables and the configuration share: the devices, and the treatment of the flow run's process.
+    """Fields shared by the variables and the configuration: the devices, and how to run the flow run's process.
 
-    No field is optional: Prefect's templates drop empty values, and its form cannot show a nullable string.
+    No field is optional, because Prefect's templates drop empty values and its form cannot show a nullable string.
     """
 
     mesh: str = Field(

@@ -1,4 +1,4 @@
-"""Flow runs that wait for devices. The server keeps them scheduled, so that any worker of their pool may take them."""
+"""Flow runs that wait for devices. The server keeps them scheduled, so that any worker of their pool may claim them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BROKEN_LIST = (
 
 
 class WaitingRoom:
-    """Runs that were offered to a worker and cannot start yet, and the time to check them again."""
+    """Runs that were offered to a worker but cannot start yet, and when to check them again."""
 
     def __init__(self, client: PrefectClient) -> None:
         self.client = client
@@ -49,17 +49,19 @@ class WaitingRoom:
         self._server_away = False
 
     def clear(self) -> None:
-        """Forget all runs: the server is about to list the scheduled runs."""
+        """Forget all runs, because the server is about to list the scheduled runs."""
         self._waiting, self._look_soon = [], False
 
     def forget_absent(self) -> None:
-        """Release the queue places of runs that no longer wait: the server has not listed them since `clear`."""
+        """Release the queue places of runs that no longer wait, because the server has not listed them since
+        `clear`.
+        """
         waiting = {configuration.run.id for configuration, _ in self._waiting}
         for run_id in self._places.keys() - waiting:
             self._places.pop(run_id).release()
 
     def look_soon(self) -> None:
-        """Note that a run has ended: another run may wait for its devices, or the run itself may start again."""
+        """Note that a run has ended, so that another waiting run, or this run again, may start."""
         self._look_soon = True
 
     def is_worth_a_look(self) -> bool:
@@ -92,7 +94,7 @@ class WaitingRoom:
     async def take(
         self, flow_run: FlowRun, configuration: GpuMeshConfiguration, logger: PrefectLogAdapter
     ) -> TakenRun | None:
-        """Take a scheduled run and its devices; None if it has to wait, which its state then shows.
+        """Claim a scheduled run and its devices; None if it has to wait, which its state then shows.
 
         Raises InvalidInput for devices that its cluster does not have.
         """

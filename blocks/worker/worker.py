@@ -49,7 +49,7 @@ CLOSE_SECONDS = 10.0  # limit for a stopping worker's reports to the server
 
 @final
 class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshResult]):
-    """Runs each flow run in a process of its own that holds a mesh of devices.
+    """Runs each flow run in its own process, which holds a mesh of devices.
 
     However the flow run ends (normally, cancelled, killed, or with the worker), no process of it remains and its
     devices are free. A run stays scheduled until its devices are held, so that the end of a worker cannot lose it.

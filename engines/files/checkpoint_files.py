@@ -1,6 +1,6 @@
-"""The shard files of a checkpoint: a file per rank and set of weights, with regions of main weights and moments.
+"""A checkpoint's shard files: a file per rank and set of weights, with regions of main weights and moments.
 
-A shard is a safetensors file whose tensors are named `exp_avg model.norm.weight [0:64]`. A JSON index next to it holds
+A shard is a safetensors file with tensors named like `exp_avg model.norm.weight [0:64]`. A JSON index next to it holds
 a checksum of each tensor. The controller reads indexes, the ranks read tensors.
 """
 
@@ -32,7 +32,7 @@ WHOLE = "a shard as it was written; an earlier checkpoint may be intact"
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """Where a parameter's region is on disk. `kind` is `main`, `exp_avg` or `exp_avg_sq`."""
+    """A parameter's region on disk. `kind` is `main`, `exp_avg` or `exp_avg_sq`."""
 
     file: Path
     kind: str
@@ -56,7 +56,7 @@ class ShardIndex:
 
 
 def part_key(kind: str, parameter: str, region: Region) -> str:
-    """Return the name of a tensor in a shard file.
+    """Return a tensor's name in a shard file.
 
     >>> part_key("main", "model.norm.weight", ((0, 64),))
     'main model.norm.weight [0:64]'
@@ -91,7 +91,7 @@ def write_shard(folder: Path, number: int, num_updates: int, parts: Iterable[Sta
 
 
 def read_index(index: Path, weights: str) -> ShardIndex:
-    """Read the index of a shard. Its file must exist with the recorded length. Raises InvalidInput."""
+    """Read a shard's index. Its file must exist with the recorded length. Raises InvalidInput otherwise."""
     file = index.with_suffix(".safetensors")
     field = f"checkpoint.{weights}"
     try:
@@ -111,7 +111,7 @@ def read_index(index: Path, weights: str) -> ShardIndex:
 
 
 def check_coverage(weights: str, indexes: Sequence[ShardIndex], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise InvalidInput unless the shards hold every element of every parameter once, after the same step."""
+    """Raise InvalidInput unless the shards hold every element of every parameter exactly once, after the same step."""
     field = f"checkpoint.{weights}"
     updates = sorted({index.num_updates for index in indexes})
     if len(updates) != 1:
@@ -146,7 +146,7 @@ def check_shard(index: Path, weights: str) -> int:
 
 
 class StoredState:
-    """All shards of a model's trained weights, a folder each. Any region of any parameter can be read."""
+    """All shards of a model's trained weights, a folder each. It can read any region of any parameter."""
 
     def __init__(self, *folders: Path) -> None:
         self._names = " and ".join(folder.name for folder in folders)
@@ -183,12 +183,12 @@ class StoredState:
 
 
 def shard_indexes(folder: Path) -> list[Path]:
-    """Return the index files in the folder of a set of weights."""
+    """Return the index files in a weight set's folder."""
     return sorted(folder.glob("shard-*.json"))
 
 
 def checksum(values: Tensor) -> str:
-    """Hash the bytes of a contiguous CPU tensor that no engine owns: numpy prevents a resize of its storage."""
+    """Hash the bytes of a contiguous CPU tensor that no engine owns, because numpy prevents resizing its storage."""
     return blake2b(values.contiguous().numpy().data, digest_size=8).hexdigest()
 
 

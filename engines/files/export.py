@@ -1,4 +1,4 @@
-"""A Hugging Face folder from the ranks' shards, parameter by parameter, so that no rank holds the whole model twice."""
+"""Exports a Hugging Face folder from the ranks' shards by parameter, so that no rank holds the whole model twice."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,8 +31,8 @@ def export(
 ) -> int:
     """Write folder `path` on the first rank of `layout`; the others send its missing regions. Return the bytes sent.
 
-    `ends` are the tokens that end a response; None: see `write_folder`. Of a model with an adapter only trained weights
-    are sent, for a PEFT folder. If `merge`, the whole model is written too, see `write_trained`.
+    `ends` are the tokens that end a response; for None see `write_folder`. For a model with an adapter, only trained
+    weights are sent, for a PEFT folder. With `merge`, the whole model is written too, see `write_trained`.
     """
     if spec.adapter is not None:
         layout = layout.only({parameter.name for parameter in trained_parameters(spec)})
@@ -54,8 +54,8 @@ def write_trained(
 ) -> None:
     """Write a trained model: a Hugging Face folder, or a PEFT folder if the model has an adapter.
 
-    If `merge`, an adapter's whole model is also a Hugging Face folder, whose name ends with MERGED. `tensors` are all
-    parameters; of a model with an adapter the `trained_parameters`.
+    With `merge`, a model with an adapter is also written as a whole Hugging Face folder; its name ends with MERGED.
+    `tensors` are all parameters or, for a model with an adapter, the `trained_parameters`.
     """
     if spec.adapter is None:
         write_folder(path, spec, tensors, tokenizer, ends=ends)
@@ -71,7 +71,7 @@ def write_trained(
 
 
 def holders(regions: Mapping[int, Region], writer: int) -> dict[Region, int]:
-    """Choose the rank that sends each distinct region: the writer itself if possible, else the lowest rank.
+    """Return the rank that sends each distinct region: the writer itself if possible, else the lowest rank.
 
     >>> holders({0: ((0, 2),), 1: ((2, 4),), 2: ((0, 2),), 3: ((2, 4),)}, writer=0)
     {((0, 2),): 0, ((2, 4),): 1}

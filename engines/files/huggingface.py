@@ -1,4 +1,4 @@
-"""Hugging Face folders: read the facts that a role needs, and write a folder.
+"""Hugging Face folders: reads what a role needs to know, and writes folders.
 
 `read_model_spec` reads config.json and the headers of the safetensors files, no weights, and needs no torch.
 """
@@ -71,7 +71,7 @@ def read_model_spec(
 
 
 def read_shape(role: str, path: str | Path) -> TransformerShape:
-    """Read only the shape in a folder's config.json, for any model that can be planned.
+    """Read only the shape from a folder's config.json, for any model that can be planned.
 
     Raises InvalidInput for another model.
     """
@@ -80,7 +80,7 @@ def read_shape(role: str, path: str | Path) -> TransformerShape:
 
 
 def read_content(role: str, path: str | Path) -> str:
-    """Return the name of a folder's content: roles that read the same folder have the same frozen weights."""
+    """Return a key for a folder's content: roles that read the same folder have the same frozen weights."""
     return _content(str(path), model_folder(str(path), f"{role}.path", "config"))
 
 
@@ -100,9 +100,9 @@ def write_folder(
 
     `tensors` are whole, with Hugging Face names, in any order; they are written as `spec.dtype`. A scalar head next to
     a language model's head has a file of its own, which only `stored_tensors` reads, so that other libraries load the
-    language model. The tokenizer's files are copies, but generation_config.json lists all `ends` of a response; None:
-    the ends of the folder and its tokenizer. If the model has a chat template of its own, that is written in the place
-    of the folder's. The folder appears under its name only when it is complete.
+    language model. The tokenizer's files are copied, but generation_config.json lists all `ends` of a response; None
+    takes them from the folder and its tokenizer. If the model has a chat template of its own, it replaces the folder's.
+    The folder appears under its name only when it is complete.
     """
     shapes = {p.name: p.shape for p in parameters(spec)}
     tokenizer_folder = model_folder(str(tokenizer), "tokenizer", "tokenizer")

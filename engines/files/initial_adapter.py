@@ -1,4 +1,4 @@
-"""The adapter that a run begins with."""
+"""A run's initial adapter."""
 
 from collections.abc import Mapping
 from hashlib import sha256
@@ -15,8 +15,8 @@ from prefect_rlhf.placement.models.weights import parts
 def fill_adapter(shards: Mapping[str, Shard], spec: ModelSpec, seed: int) -> frozenset[str]:
     """Write a rank's regions of the adapter into the views among `shards`; return the names of the parameters.
 
-    An adapter's folder may have a scalar head too. Without a folder every plan begins with the same values: each
-    parameter is drawn whole, and then cut.
+    An adapter's folder may have a scalar head too. Without a folder, every plan begins with the same values, because
+    each parameter is drawn as a whole and then cut.
     """
     found = {parameter.name: parameter.shape for parameter in parts(spec).get("adapter", ())}
     if spec.adapter is not None and spec.adapter.path:
@@ -39,7 +39,7 @@ def _read_adapter(shards: Mapping[str, Shard], path: str, field: str) -> frozens
 def initial_values(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """Return a whole parameter of a new adapter: B is zero, and A [rank, in] as PEFT draws it, in float32.
 
-    PEFT takes Kaiming's uniform distribution with a slope of the root of 5: from minus to plus 1 / the root of `in`.
+    PEFT uses Kaiming's uniform distribution with a slope of sqrt(5): from -1 / sqrt(in) to 1 / sqrt(in).
     """
     if name.endswith("lora_B.weight"):
         return torch.zeros(shape)

@@ -1,4 +1,4 @@
-"""The shape in a Hugging Face config.json, for any decoder that can be planned, whether engines run it or not."""
+"""Reads the shape in a Hugging Face config.json, for any decoder that can be planned, whether or not engines run it."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -47,7 +47,7 @@ def read_config(folder: Path, role: str) -> dict[str, Any]:
 
 
 def planned_shape(config: dict[str, Any], field: str) -> TransformerShape:
-    """Return the shape of a model that can be planned; for a model that reads images, of its text model.
+    """Return the shape of a model that can be planned; for a model that reads images, its text model's.
 
     Raises InvalidInput for a mixture of experts of another family, and for a config of an unknown decoder.
     """
@@ -69,7 +69,7 @@ def runnable_shape(config: dict[str, Any], field: str) -> TransformerShape:
 
 
 def shape_of(config: dict[str, Any], field: str, family: Family, reasons: str = "") -> TransformerShape:
-    """Return the shape of a config, with the family's values for absent keys."""
+    """Return a config's shape, with the family's values for absent keys."""
     heads = _size(config, "num_attention_heads", field, MOST_WIDE, family.heads)
     hidden = _size(config, "hidden_size", field, MOST_WIDE)
     unsaid_kv_heads = heads if "num_key_value_heads" in config else family.kv_heads  # null means heads
@@ -107,7 +107,9 @@ def shape_of(config: dict[str, Any], field: str, family: Family, reasons: str = 
 
 
 def not_run(config: dict[str, Any], field: str, family: Family) -> Iterator[InvalidInput]:
-    """Yield an error for each part of a config that our engines do not compute; skip no setting with an effect."""
+    """Yield an error for each part of a config that our engines do not compute; no setting with an effect is
+    skipped.
+    """
     architectures = config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else architectures
     if first is architectures or first not in family.architectures:

@@ -1,4 +1,4 @@
-"""Folders that are not a model's: named in place of a Hugging Face folder, with what to do."""
+"""Recognises folders that were named instead of a model's, and says what to do."""
 
 from pathlib import Path
 
@@ -21,12 +21,12 @@ def without_config(folder: Path) -> str:
 
 
 def of_adapter(folder: Path) -> str:
-    """Say how an adapter is given."""
+    """Say how to state an adapter."""
     return f"it is an adapter (LoRA): give its base model as path, and this folder as adapter.path={folder}"
 
 
 def without_safetensors(folder: Path) -> str:
-    """Describe a folder without its safetensors files, and a remedy; empty if that is not clear."""
+    """Describe a folder without its safetensors files, and a remedy; empty if the cause is unclear."""
     if is_adapter(folder):
         return f"; {of_adapter(folder)}"
     if any(folder.glob("*.bin")):

@@ -1,4 +1,4 @@
-"""A trained adapter as `peft` writes it, for `peft` and vLLM to load, and merged into its base.
+"""Writes a trained adapter as `peft` does, for `peft` and vLLM to load, or merges it into its base.
 
 Shapes: r rank, O outputs and I inputs of a matrix.
 """
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from prefect_rlhf.engines.files.huggingface import write_tokenizer
 from prefect_rlhf.engines.files.peft_folder import HEAD, PREFIX
 from prefect_rlhf.engines.files.quantized_base import as_in_four_bits
-from prefect_rlhf.engines.files.tensor_files import APART, OpenTensors, write_tensors
+from prefect_rlhf.engines.files.tensor_files import OpenTensors, write_tensors
 from prefect_rlhf.files.atomic_file import write_atomically
 from prefect_rlhf.files.hub.hub_path import repository_of
-from prefect_rlhf.files.model_folder import ADAPTER, ADAPTER_TENSORS
+from prefect_rlhf.files.model_folder import ADAPTER, ADAPTER_TENSORS, APART
 from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.models.model import ModelSpec
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def trained_parameters(spec: ModelSpec) -> tuple[Parameter, ...]:
-    """Return the parameters that a train_step of the model writes; with an adapter: the adapter and a scalar head."""
+    """Return the parameters that the model's train_step writes; with an adapter, the adapter and a scalar head."""
     return tuple(one for own in weights_of(spec, trained=True) if own.trained for one in own.parameters)
 
 
@@ -62,7 +62,7 @@ def write_adapter(path: Path, spec: ModelSpec, tensors: Mapping[str, Tensor], to
 def merged(spec: ModelSpec, trained: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yield all parameters of a model with its adapter merged into its base, in float32.
 
-    The base is read from the model's folder, a tensor at a time; a base in four bits has the numbers of these.
+    The base is read from the model's folder, a tensor at a time. A base in four bits gives its dequantised numbers.
     `trained` are the `trained_parameters`.
     """
     assert spec.adapter is not None  # its caller asked

@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prefect_rlhf.engines.files.tensor_files import APART, OpenTensors, StoredTensor, equal_bytes, stored_tensors
+from prefect_rlhf.engines.files.tensor_files import OpenTensors, StoredTensor, equal_bytes, stored_tensors
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.foreign_file import read_json_object
-from prefect_rlhf.files.model_folder import ADAPTER, ADAPTER_TENSORS, is_adapter
+from prefect_rlhf.files.model_folder import ADAPTER, ADAPTER_TENSORS, APART, is_adapter
 from prefect_rlhf.files.remote_path import is_remote
 from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.placement.models.adapter import AdapterSpec
@@ -40,7 +40,7 @@ PLAIN: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "layers_to_transform": ((None, []), "null: every layer has the adapter"),
     "lora_bias": ((False, None), "false"),
 }
-"""Values of adapter_config.json that leave an adapter plain, by key, and what is right instead of others."""
+"""Values of adapter_config.json that leave an adapter plain, by key, and what to use instead of other values."""
 READ = {"peft_type", "r", "lora_alpha", "use_rslora", "modules_to_save", "base_model_name_or_path", "task_type"}
 WITHOUT_EFFECT = {
     *("target_modules", "exclude_modules", "layers_pattern"),  # the tensors show their choice
@@ -57,8 +57,8 @@ def read_adapter(
 ) -> AdapterSpec:
     """Return the adapter in the PEFT folder `path`, which may be remote, for `spec`'s model, its base.
 
-    `stated` are fields of an AdapterSpec that a person gave, which the folder has to agree with. `say` gets a line if
-    dropout is left out, and if only shapes show that the base is right.
+    `stated` are the AdapterSpec fields that you gave; the folder must agree with them. `say` gets a line if dropout is
+    left out, and if only shapes show that the base is right.
 
     Raises InvalidInput, with field `<role>.adapter.path` or `<role>.adapter.<field>`, for another kind of folder, and
     for an adapter of another base.
@@ -83,7 +83,7 @@ def read_adapter(
 
 
 def open_adapter(path: str | Path, field: str) -> OpenTensors:
-    """Open the tensors of a PEFT folder, under our names: A, B, and perhaps a scalar head."""
+    """Open a PEFT folder's tensors under our names: A, B, and perhaps a scalar head."""
     folder = model_folder(str(path), field, "adapter")
     files = (ADAPTER_TENSORS, *((APART,) if (folder / APART).is_file() else ()))
     return OpenTensors(str(folder), field, files, PREFIX)

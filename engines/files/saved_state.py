@@ -1,6 +1,6 @@
-"""A stateful computation's state for the next step, as JSON with its type: people can read it, and it can be loaded.
+"""A stateful computation's state for the next step, as JSON with its type, so people can read it and it can be loaded.
 
-No pickle: a checkpoint that runs code when it is loaded is unsafe to share.
+It is not pickled, because a checkpoint that runs code when it is loaded is unsafe to share.
 """
 
 import json

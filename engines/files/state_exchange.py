@@ -1,4 +1,4 @@
-"""The exchange of a training state between ranks: each lacking region is assembled and written."""
+"""Exchanges a training state between ranks: each missing region is assembled and written."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ def exchange_state(
 ) -> int:
     """Do this rank's part of the moves; return the bytes that other ranks sent. Collective over the ranks of `moves`.
 
-    `write` gets each lacking region of this rank, whole. At most a parameter is in the messages at a time.
+    `write` gets each region that this rank lacks, complete. Messages carry at most one parameter at a time.
     """
     parts = {(part.kind, part.parameter, part.region): part.values for part in held}
     num_bytes = 0

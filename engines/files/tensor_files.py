@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint folder: read their headers, read slices of tensors, and write files.
+"""A checkpoint folder's safetensors files: reads headers, reads slices of tensors, and writes files.
 
 Importable without torch; only reading makes tensors.
 """
@@ -19,14 +19,13 @@ from safetensors import safe_open
 from prefect_rlhf.engines.files.other_folders import without_safetensors
 from prefect_rlhf.errors.errors import InvalidInput, refusing
 from prefect_rlhf.files.foreign_file import parse_json, read_json, refuse_pointer
+from prefect_rlhf.files.model_folder import APART
 from prefect_rlhf.placement.layout.regions import Region
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-APART = "scalar_head.safetensors"
-"""An additional file that only we read. The index does not name it, so vLLM ignores it."""
 FORMAT_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 FORMATS = {"float32": "F32", "bfloat16": "BF16"}
 _COMPARED_AT_ONCE = 1 << 24
@@ -35,7 +34,7 @@ MAX_FILE_BYTES = 5 * 10**9  # the limit of most models on the Hub
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """The file of a stored tensor, its shape, and the place of its bytes in the file."""
+    """A stored tensor's file, shape, and byte range."""
 
     file: Path
     shape: tuple[int, ...]
@@ -44,7 +43,7 @@ class StoredTensor:
 
 
 def stored_tensors(folder: Path, field: str, files: Collection[str] = ()) -> dict[str, StoredTensor]:
-    """Read the headers of all of a model's safetensors files in `folder`, or of `files` alone.
+    """Read the headers of all of a model's safetensors files in `folder`, or only of `files`.
 
     Raises InvalidInput naming a missing or corrupt file.
     """
@@ -74,7 +73,7 @@ def _stored_tensor(file: Path, field: str, name: str, entry: Any, data_bytes: in
 
 
 def equal_bytes(one: StoredTensor, other: StoredTensor) -> bool:
-    """Return whether two stored tensors are the same, bit for bit."""
+    """Whether two stored tensors are equal bit for bit."""
     if (one.shape, one.num_bytes) != (other.shape, other.num_bytes):
         return False
     with one.file.open("rb") as left, other.file.open("rb") as right:
@@ -152,7 +151,7 @@ def write_folder_of_tensors(
     max_file_bytes: int = MAX_FILE_BYTES,
     apart: Collection[str] = (),
 ) -> None:
-    """Write as `write_tensors` does, into a single file, or several of at most `max_file_bytes` with an index.
+    """Like `write_tensors`, into a single file, or several of at most `max_file_bytes` bytes with an index.
 
     Tensors named in `apart` go to a file that the index does not name.
     """

@@ -1,4 +1,4 @@
-"""An engine's training state to and from shard files: every element is written once, and read under any layout.
+"""Writes an engine's training state to shard files, each element once, and reads it back under any layout.
 
 Ranks do not communicate: each writes its own part, under names and regions of the Hugging Face checkpoint.
 """
@@ -26,7 +26,7 @@ from prefect_rlhf.placement.models.engine_constants import MAIN_WEIGHT_BYTES
 
 @final
 class HostCopy:
-    """A rank's share of an instance's training state in host memory, copied between two steps and written afterwards.
+    """A rank's share of an instance's training state in host memory. It is copied between two steps and written later.
 
     The memory is allocated at the first copy and kept: 12 bytes for each parameter that the rank writes. If the weights
     are sharded over replicas, that is only its own part. With a GPU the memory is pinned.
@@ -41,9 +41,9 @@ class HostCopy:
         self._is_written = True
 
     def take(self, engine: HasState) -> int:
-        """Copy the state that this rank writes; return the bytes. After the return, training may continue.
+        """Copy the state that this rank writes; return the number of bytes. Afterwards training may continue.
 
-        Raises RlhfError if the previous copy is not written yet.
+        Raises RlhfError if the previous copy has not been written yet.
         """
         if not self._is_written:
             raise RlhfError(f"{self._command.instance.name}: its last copy in host memory is not yet on disk")
@@ -63,7 +63,7 @@ class HostCopy:
     def write(self, folder: Path) -> list[Path]:
         """Write this rank's shards into a checkpoint, a folder for each set of weights; return their files.
 
-        A set has no file if this rank writes no part of it. Runs concurrently with calls.
+        A set has no file if this rank writes no part of it. This runs concurrently with calls.
 
         Raises OutputFailed, which names the file, if the disk is full.
         """
@@ -79,7 +79,7 @@ class HostCopy:
 
     @property
     def copied(self) -> tuple[int, Sequence[StatePart]]:
-        """The optimizer's steps so far and the parts of the newest copy, on disk or not. Raises RlhfError without."""
+        """The optimizer's steps and the parts of the newest copy, on disk or not. Raises RlhfError without a copy."""
         if self._copied is None:
             raise RlhfError(f"{self._command.instance.name}: it has no copy in host memory")
         return self._copied
@@ -111,7 +111,7 @@ def _copy(target: Tensor, source: Tensor) -> None:
 
 
 def restore(engine: HasState, folders: Sequence[Path], frozen: Collection[str] = ()) -> None:
-    """Fill the engine's weights, main weights and moments from its weights' folders, as if it had trained so far.
+    """Fill the engine's weights, main weights and moments from its weights' folders, as if it had trained until then.
 
     Compute weights are the main weights rounded to their format, as the optimizer makes them. `frozen` parameters are
     not in the folders.
@@ -127,7 +127,7 @@ def restore(engine: HasState, folders: Sequence[Path], frozen: Collection[str] =
 
 
 def state_writer(engine: HasState, of_optimizer: bool) -> Callable[[StateRegion, Tensor], None]:
-    """Return a function that writes a region into the engine's weights, or into its optimizer's state."""
+    """Return a function that writes a region into the engine's weights or its optimizer's state."""
     weights = engine.weights()
     parts = {(p.kind, p.parameter, p.region): p.values for p in engine.state_parts()} if of_optimizer else {}
 

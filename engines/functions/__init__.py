@@ -1,1 +1,1 @@
-"""Host calls: plain Python functions of a user run on rows, in killable processes on the CPUs of the node."""
+"""Host calls: a user's Python functions run on rows, in killable processes on the node's CPUs."""

@@ -1,4 +1,4 @@
-"""The arguments for each signature's call of a function on rows, and the columns that a function names."""
+"""The arguments with which each signature calls a function on rows, and the columns that a function names."""
 
 import inspect
 import re
@@ -36,7 +36,7 @@ AS_WRITTEN: Mapping[Signature, str] = {
 def columns_named(function: Callable[..., Any], signature: Signature) -> tuple[str, ...]:
     """Return the columns that a TRL function names without a default; empty for other signatures.
 
-    Raises TypeError if the function cannot be called in the way of its signature.
+    Raises TypeError if its signature cannot call the function.
     """
     try:
         parameters = inspect.signature(function)
@@ -58,7 +58,7 @@ def columns_named(function: Callable[..., Any], signature: Signature) -> tuple[s
 
 
 def fitting_signature(function: Callable[..., Any]) -> Signature | None:
-    """Return the signature, other than row, that a function's argument names suggest; None if they suggest no other."""
+    """Return another signature than row that a function's argument names suggest; None if they suggest no other."""
     try:
         names = inspect.signature(function).parameters
     except (TypeError, ValueError):

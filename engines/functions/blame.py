@@ -1,4 +1,6 @@
-"""The cause of a function's error: the response, or a mistake in the code or the rows, which no response can cure."""
+"""Decides whether a function's error is due to the response, or to a mistake in code or rows that no response can
+cure.
+"""
 
 import ast
 import inspect
@@ -35,8 +37,8 @@ class _Users:
 def kept_names() -> Iterator[None]:
     """Keep the local names at the raise of a KeyError, for `blame_of` of errors in the body.
 
-    From Python 3.12 on, a comprehension is a part of its function, and its names are gone once an error has left it.
-    Without them a key that all rows lack would be blamed on the response.
+    Since Python 3.12, a comprehension is a part of its function, and its names are gone once an error has left it.
+    Without them, a key that all rows lack would be blamed on the response.
     """
     _use(1)
     try:
@@ -71,8 +73,8 @@ def _keep_names(code: CodeType, _: int, error: BaseException) -> None:
 def blame_of(error: BaseException, given: Iterable[object]) -> Blame:
     """Return the cause of an error: the response, the code or the row; `given` are the rows and arguments of the call.
 
-    A response may be code that a function runs, a key that it looks up, or text that it reads into a dict. So a missing
-    name, attribute or key, or a wrong call, is the mistake of the code only if a file has it written. The object
+    A response may be code that a function runs, a key that it looks up, or text that it parses into a dict. So a
+    missing name, attribute or key, or a wrong call, is blamed on the code only if it is written in a file. The object
     that lacks the key must also be given; the object that lacks the attribute must be given, or be a module.
     """
     try:

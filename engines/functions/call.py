@@ -1,4 +1,4 @@
-"""A call of a user's function, sync or async, and a verdict per row on its result. Every failure is reported."""
+"""Calls a user's function, sync or async, and returns a verdict on each row. Every failure is reported."""
 
 import asyncio
 import inspect
@@ -24,7 +24,7 @@ _NOTICED_SECONDS = 0.01
 
 
 class LoopDelay:
-    """Seconds for which calls have blocked an event loop."""
+    """How many seconds calls have blocked an event loop."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -40,7 +40,7 @@ class LoopDelay:
 
 
 def call(function: LoadedFunction, rows: Sequence[Row], runner: asyncio.Runner) -> Verdicts:
-    """Call a function that is not declared async; if it returns an awaitable nevertheless, `runner` awaits it."""
+    """Call a function that is not declared async; if it still returns an awaitable, `runner` awaits it."""
     logged: dict[str, list[float]] = {}
     given: list[object] = [*rows]
     try:
@@ -54,7 +54,7 @@ def call(function: LoadedFunction, rows: Sequence[Row], runner: asyncio.Runner) 
 
 
 async def call_async(function: LoadedFunction, rows: Sequence[Row], seconds: float, delay: LoopDelay) -> Verdicts:
-    """Call an async function with a limit of `seconds`; `delay` measures how many of them other calls blocked."""
+    """Call an async function with a limit of `seconds`; `delay` measures how long other calls blocked the loop."""
     logged: dict[str, list[float]] = {}
     given: list[object] = [*rows]
     limit, before = asyncio.timeout(seconds), delay.seconds
@@ -150,7 +150,7 @@ def _verdict(value: Any, place: str, *, none: bool, metrics: Mapping[str, float]
 
 
 def has_float(value: Any) -> bool:
-    """Return whether `float` takes the value for its type; numbers of NumPy and torch too."""
+    """Whether `float` accepts values of this type, including numbers of NumPy and torch."""
     return hasattr(type(value), "__float__") or hasattr(type(value), "__index__")
 
 

@@ -19,7 +19,7 @@ _QUESTION = ("question", "answer", "metadata")
 
 
 class NamedFunction:
-    """A user's function by its name: `module:function` or `file.py:function`."""
+    """A user's function by name: `module:function` or `file.py:function`."""
 
     __slots__ = ()
     function: str
@@ -49,7 +49,7 @@ class NamedFunction:
 
     @property
     def module(self) -> str:
-        """The module's name, or the path of its file."""
+        """The module's name, or the path of the file."""
         return self.function.rpartition(":")[0]
 
     @property
@@ -102,7 +102,7 @@ class HostFunction(NamedFunction):
     def lacking(self, named: Collection[str], columns: Collection[str]) -> tuple[str, ...]:
         """Return the columns that a call needs and that `columns` lack.
 
-        `named` are a TRL function's arguments without a default: it names columns with them.
+        `named` are a TRL function's arguments without a default, which name columns.
 
         >>> HostFunction("right", "mine:right", signature="verl").lacking((), ("prompt", "response", "data_source"))
         ('ground_truth',)

@@ -1,4 +1,4 @@
-"""The pool reads its workers' messages here: each field has exactly its stated type, and every number is finite."""
+"""Reads workers' messages in the pool: each field has exactly its stated type, and every number is finite."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, get_args
@@ -11,7 +11,7 @@ Said = TypeVar("Said")
 def reader_of(messages: Any) -> Callable[[bytes], Any]:
     """Return a function that reads a line of `line_of`, a message of a union.
 
-    It raises ValueError for another line: a person's function may write to the same socket. pydantic checks in its
+    It raises ValueError for any other line, because a user's function may write to the same socket. pydantic checks in
     strict mode; a message's own `__post_init__` may check more.
 
     >>> from prefect_rlhf.engines.functions.message import line_of

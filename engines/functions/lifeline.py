@@ -1,4 +1,4 @@
-"""How a worker's process begins below its reaper: with its channel, and the pipe whose end is its own end."""
+"""How a worker's process starts below its reaper: with a channel, and a pipe that ends its life."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ from prefect_rlhf.engines.functions.reaper import fork_below_reaper
 
 
 def die_with(lifeline: int) -> None:
-    """From now on, kill the group of this process when `lifeline` has a byte or no process holds its other end."""
+    """From now on, kill this process's group when `lifeline` has a byte or no process holds its other end."""
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgid(0))
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)

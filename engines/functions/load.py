@@ -1,4 +1,4 @@
-"""A user's function, imported in the process that calls it, or refused with the expected value."""
+"""Imports a user's function in the process that calls it, or refuses it and says what was expected."""
 
 import inspect
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from prefect_rlhf.files.modules import import_from
 
 @dataclass(frozen=True, slots=True)
 class LoadedFunction:
-    """An imported function: its callable, whether it is async, the columns that it names, and its file and line."""
+    """An imported function: the callable, whether it is async, the columns that it names, and its file and line."""
 
     of: HostFunction
     call: Callable[..., Any]
@@ -46,7 +46,7 @@ def load(function: HostFunction) -> LoadedFunction:
 
 
 def imported(function: NamedFunction) -> object:
-    """Return the function or class of a name. Raises InvalidInput if it cannot be imported."""
+    """Import the function or class with this name. Raises InvalidInput if it cannot be imported."""
     module = _module(function)
     try:
         return _attribute(function, module)
@@ -76,7 +76,7 @@ def at(text: str, place: str) -> str:
 
 
 def place_of(function: object) -> str:
-    """Return `file:line in name` of a function's definition; empty if that is not known."""
+    """Return `file:line in name` of a function's definition; empty if unknown."""
     if not callable(function):
         return ""
     plain = inspect.unwrap(_whole(function))

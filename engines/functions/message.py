@@ -1,4 +1,4 @@
-"""Messages on their way: pickles to a worker, lines of JSON back, a line per event.
+"""The encoding of messages: pickles to a worker, lines of JSON back, a line per event.
 
 If a worker dies within a line, the incomplete line is dropped. A worker's messages are never unpickled.
 """
@@ -22,7 +22,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Refused(Message):
-    """A function cannot be used: the field of the settings that name it, the value seen, and the expected value."""
+    """A function cannot be used: the field that names it, the value seen, and the expected value."""
 
     field: str
     seen: str
@@ -30,7 +30,9 @@ class Refused(Message):
 
 
 def packed(message: object) -> bytes:
-    """Return a message to a worker as bytes, its length first. Raises the error of an object that does not pickle."""
+    """Return a message to a worker as bytes, prefixed with its length. Raises the error of an object that does not
+    pickle.
+    """
     data = pickle.dumps(message, protocol=5)
     return _LENGTH.pack(len(data)) + data
 
@@ -44,7 +46,7 @@ def received(stream: IO[bytes]) -> Any:
 
 
 async def received_from(reader: StreamReader) -> Any:
-    """Return the next message to this worker, as `received` does. asyncio's error at the end is an EOFError too."""
+    """Return the next message to this worker, as `received` does. asyncio's error at the end becomes EOFError too."""
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     return pickle.loads(await reader.readexactly(length))
 

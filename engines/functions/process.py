@@ -1,4 +1,4 @@
-"""A worker from the pool's side: its process, messages, printed output and end. Only `reap` waits for it.
+"""A worker from the pool's side: process, messages, printed output and end. Only `reap` waits for it.
 
 The pool starts the worker's reaper: a process that ends in the same way as the worker and leaves no process below it.
 """
@@ -44,7 +44,7 @@ spec.loader.exec_module(sys.modules[name])
 sys.argv = [module, *rest]
 run_module(module, run_name="__main__", alter_sys=True)
 """
-"""Another interpreter finds this package, and nothing else that is installed beside it."""
+"""With it, another interpreter finds this package but no other package installed next to it."""
 _PACKAGE = Path(__file__).parents[2]
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # a worker uses a single CPU
@@ -59,12 +59,12 @@ Said = TypeVar("Said")
 
 
 class WorkerProcess(Generic[Said]):
-    """A fresh interpreter in a session of its own, that ends when this process does. Raises OSError.
+    """A fresh interpreter in its own session, which ends when this process does. Raises OSError.
 
-    It runs `module` of this folder, and receives `first`. `read` reads a line of its messages, or raises ValueError.
-    `environment` are its variables, added to every worker's. Without it, it has this process's, which others
-    cannot read in `/proc`. `python` is another interpreter than this process's; its imports of this package need
-    the standard library alone.
+    It runs `module` of this folder, and receives `first`. `read` parses a line of its messages, or raises ValueError.
+    `environment` is added to every worker's variables; without it, the worker has this process's environment, which
+    others cannot read in `/proc`. `python` is another interpreter than this process's; what it imports from this
+    package needs only the standard library.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class WorkerProcess(Generic[Said]):
 
     @property
     def unsent(self) -> bool:
-        """Whether data is left to send when the channel accepts more."""
+        """Whether data remains to be sent when the channel accepts more."""
         return bool(self._unsent) and not self.hung_up
 
     def give(self, message: object) -> None:
@@ -156,7 +156,7 @@ class WorkerProcess(Generic[Said]):
             self._tail = (self._tail + data)[-KEPT_OUTPUT:]
 
     def ended(self) -> str:
-        """Return why the process has ended or must be ended; empty while it runs. It is not reaped."""
+        """Return why the process has ended or must be ended; empty while it runs. This does not reap it."""
         if self.nonsense:
             return f"its process wrote a line that is not a message to the socket of its results: {self.nonsense}"
         patience = time.monotonic() + (_HANG_UP_SECONDS if self.hung_up else 0.0)
@@ -176,12 +176,12 @@ class WorkerProcess(Generic[Said]):
         return self._tail.decode(errors="replace").strip()
 
     def last_words(self) -> str:
-        """Return the end of the worker's output for the end of a line; empty without output."""
+        """Return the end of the worker's output as a suffix for a message; empty without output."""
         printed = self.printed()
         return f"; its last output: {in_short(one_line(printed))}" if printed else ""
 
     def kill(self) -> None:
-        """Make the reaper kill the worker and every process that it started; call `reap` afterwards."""
+        """Make the reaper kill the worker and every process that it started. Call `reap` afterwards."""
         with suppress(BrokenPipeError):  # it has ended
             os.write(self._life, b".")
         with suppress(ProcessLookupError):

@@ -20,7 +20,7 @@ _REAP_SECONDS = 5.0  # a killed process is gone in milliseconds unless the kerne
 
 
 def fork_below_reaper(channel: int, lifeline: int) -> None:
-    """Return in a child in a process group of its own. This process becomes its reaper, and never returns.
+    """Return in a child with its own process group. This process becomes the child's reaper, and never returns.
 
     The reaper closes its descriptor `channel`. It kills all processes below it when the pipe `lifeline` has data or
     ends, or when the child has ended. Then it ends with the child's status.

@@ -24,15 +24,14 @@ SCORES = f"a number from {-MOST_SCORE:g} to {MOST_SCORE:g}"
 
 Blame = Literal["response", "code", "row", "result"]
 """The cause of a failure: the response; or a mistake in the code, or a key that rows lack, with every response.
-
-`result`: the function returned something other than a number, which it may do for some responses only."""
+`result` means that the function returned something other than a number, which it may do for some responses only."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowFailure:
-    """A function that failed on a row: the row's index among the scored rows, and the reason of the last failure.
+    """A row on which a function failed: the index among the scored rows, and the reason of the last failure.
 
-    `blame`: see `blame_of`.
+    For `blame` see `blame_of`.
     """
 
     row: int
@@ -45,9 +44,9 @@ class RowFailure:
 class HostScores:
     """Values `values[function name][row]`, in the order of the rows.
 
-    None: the function does not apply to the row. NaN: it failed, and the row gets weight 0. `metrics` has the means of
-    the other numbers that functions returned, under `function name/number's name`. `seconds` is wall time. Each row
-    has an answer in `answers`, or None.
+    None means that the function does not apply to the row; NaN means that it failed, and the row gets weight 0.
+    `metrics` has the means of other numbers that functions returned, under `function name/number's name`. `seconds` is
+    wall time. `answers` has each row's answer, or None.
     """
 
     values: Mapping[str, tuple[float | None, ...]]
@@ -59,10 +58,10 @@ class HostScores:
 
 @dataclass(frozen=True, slots=True)
 class Verdict(Message):
-    """The result of a call for one row: a value or the reason of its failure, and other numbers by name.
+    """A call's result for a row: a value or the reason of its failure, and other numbers by name.
 
-    `answer`: what the function took as the response's answer. `held_up`: it missed its deadline because another call
-    blocked its event loop. `blame`: see `blame_of`.
+    `answer` is the response's answer according to the function. `held_up` says that it missed its deadline because
+    another call blocked its event loop. For `blame` see `blame_of`.
     """
 
     value: float | None = None
@@ -74,7 +73,7 @@ class Verdict(Message):
 
 
 def wrong_names(names: Collection[str]) -> str:
-    """Return a complaint about the names of a row's other numbers, or an empty text.
+    """Return a complaint about the names of a row's other numbers; empty if they are valid.
 
     >>> wrong_names(["words"]), wrong_names(["two\\nlines"])
     ('', "a number named 'two\\\\nlines', expected a name of 1 to 100 printable characters")
@@ -87,7 +86,7 @@ def wrong_names(names: Collection[str]) -> str:
 
 
 def mean(numbers: list[float]) -> float:
-    """Return the mean, which does not depend on the order.
+    """Return the mean, independent of the numbers' order.
 
     >>> mean([1.0, 2.0])
     1.5

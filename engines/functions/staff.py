@@ -1,6 +1,6 @@
-"""A pool's workers: they are heard in turns, and killed and reported if they end, hang or speak out of order.
+"""A pool's workers: reads their messages, and kills and reports a worker that ends, hangs or breaks the protocol.
 
-Two protocols use it: workers that score rows (`scoring`), and workers whose plays talk with a model (`plays`).
+Two protocols use it: workers that score rows (`scoring`), and workers with plays that talk with a model (`plays`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Event = TypeVar("Event")
 
 
 class Hand(ABC, Generic[Said, Event]):
-    """A worker from the pool's side; times are of the monotonic clock, in seconds."""
+    """A worker from the pool's side; times are in seconds of the monotonic clock."""
 
     def __init__(self, process: WorkerProcess[Any], start_seconds: float) -> None:
         self.process = process
@@ -38,12 +38,12 @@ class Hand(ABC, Generic[Said, Event]):
     @property
     @abstractmethod
     def is_ready(self) -> bool:
-        """Whether it has imported its functions."""
+        """Whether the worker has imported its functions."""
 
     @property
     @abstractmethod
     def place(self) -> str:
-        """The `file:line in name` of its function, for messages; empty if that is not known."""
+        """The `file:line in name` of its function, for messages; empty if unknown."""
 
     @property
     @abstractmethod
@@ -58,7 +58,7 @@ class Hand(ABC, Generic[Said, Event]):
     @property
     @abstractmethod
     def lateness(self) -> str:
-        """How long it said nothing, in words."""
+        """How long the worker has been silent, in words."""
 
     @abstractmethod
     def _may_come(self, said: Said) -> bool:
@@ -81,16 +81,16 @@ class Hand(ABC, Generic[Said, Event]):
 
     @property
     def silence(self) -> str:
-        """The lateness of a worker that imports, or reads its calls."""
+        """How long a worker that imports, or reads its calls, has been silent, in words."""
         return f"no message from its process for {self._start_seconds:g} s"
 
     def not_imported(self, why: str) -> InvalidInput:
-        """Return the error of a worker that ended while it imported a function."""
+        """Return the error for a worker that ended while importing a function."""
         function = self.importing
         return InvalidInput(function.field, function.function, f"a module that can be imported: {why}")
 
     def last_words(self, how: str) -> str:
-        """Return how it ended, with the end of its output. Raises InvalidInput if it was importing a function."""
+        """Say how the worker ended, with the end of its output. Raises InvalidInput if it was importing a function."""
         if not self.is_ready:
             raise self.not_imported(how + self.process.last_words())
         return at(how, self.place) + self.process.last_words()
@@ -105,7 +105,7 @@ AHand = TypeVar("AHand", bound=Hand[Any, Any])
 
 
 class Staff(ABC, Generic[AHand, Event]):
-    """The workers of a pool. They end with `close`, after an error, and at every kind of end of the pool's process."""
+    """A pool's workers. They end with `close`, after an error, and whenever and however the pool's process ends."""
 
     def __init__(self, start_seconds: float) -> None:
         self._start_seconds = start_seconds
@@ -132,7 +132,7 @@ class Staff(ABC, Generic[AHand, Event]):
             hand.process.reap()
 
     def ready_hand(self) -> AHand:
-        """Return a worker that has imported the functions; start a worker if the pool has no worker.
+        """Return a worker that has imported the functions, starting a worker if the pool has no worker.
 
         Raises InvalidInput for a function that cannot be imported or used.
         """
@@ -164,7 +164,7 @@ class Staff(ABC, Generic[AHand, Event]):
 
 
 def exchange(processes: Iterable[WorkerProcess[Any]], seconds: float) -> None:
-    """Wait for workers, at most `seconds`; send as much as they accept and read their output."""
+    """Wait for workers for at most `seconds`; send as much as they accept and read their output."""
     poller, outputs, senders = select.poll(), {}, {}
     for process in processes:
         if not process.hung_up:

@@ -1,1 +1,1 @@
-"""The gang of one process per device: start, calls, failures and end."""
+"""The gang, a process per device: start, calls, failures and end."""

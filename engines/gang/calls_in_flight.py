@@ -1,4 +1,4 @@
-"""The calls that a gang's ranks are running: two calls must not share a resource of a rank."""
+"""Records the calls that a gang's ranks are running, because two calls must not share a resource of a rank."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from prefect_rlhf.placement.augmented.resources import RESOURCES, Resource
 
 
 class CallsInFlight:
-    """A record of the call that occupies each resource of each rank. The caller has to wait for a free rank itself."""
+    """Which call occupies each resource of each rank. The caller has to wait for a free rank itself."""
 
     def __init__(self) -> None:
         self._doing: dict[tuple[int, Resource], str] = {}
         self._changing = threading.Lock()
 
     def idle(self, rank: int) -> Resource | None:
-        """Return a resource of a rank that no call occupies; None if calls occupy all."""
+        """Return a resource of a rank that no call occupies; None if calls occupy all of them."""
         with self._changing:
             return next((resource for resource in RESOURCES if (rank, resource) not in self._doing), None)
 

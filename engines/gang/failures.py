@@ -1,4 +1,4 @@
-"""Failures among the replies of several ranks: the failure to raise, with its rank."""
+"""Failures in the replies of several ranks: which to raise, with its rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prefect_rlhf.errors.errors import CollectiveFailed, InvalidInput, RankFaile
 def raise_first_failure(
     replies: Mapping[int, Reply], doing: str, name: Callable[[int], str] = "rank {}".format, silent: str = ""
 ) -> None:
-    """Raise the failure that explains the others: a broken collective only follows another rank's failure.
+    """Raise the failure that explains the others. A broken collective only follows another rank's failure.
 
     If all failures are broken collectives, the error names the ranks that are `silent`.
     """

@@ -23,7 +23,9 @@ from prefect_rlhf.placement.devices.mesh import Backend
 
 @final
 class InProcessGang(Generic[AnyRank]):
-    """A world of one rank. It checks deadlines after calls: nothing can interrupt a call in the caller's own thread."""
+    """A world of one rank. It checks deadlines after calls, because a call in the caller's own thread cannot be
+    interrupted.
+    """
 
     def __init__(
         self,

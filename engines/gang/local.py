@@ -1,4 +1,4 @@
-"""A gang on this machine: one process per device, forked from a process with the engines imported (spawned on CUDA)."""
+"""A gang on this machine: a process per device, forked from a process with the engines imported (spawned on CUDA)."""
 
 from __future__ import annotations
 

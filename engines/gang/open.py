@@ -1,4 +1,4 @@
-"""The choice of a gang: in this process for one rank, a process per rank for more, and Ray for several nodes."""
+"""Chooses a gang: in this process for one rank, a process per rank for more, and Ray for several nodes."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class RankProcesses(Protocol):
         ...
 
     def where(self, rank: int) -> str:
-        """Return the text after a rank's number in a message: ` on node 10.0.0.2`, or empty on this machine."""
+        """Return text to follow a rank's number in a message: ` on node 10.0.0.2`, or empty on this machine."""
         ...
 
     def how_it_died(self, rank: int) -> str:

@@ -1,4 +1,4 @@
-"""The gang: one process per device for the life of a flow run, behind one small interface."""
+"""The gang: a process per device for the life of a flow run, behind one small interface."""
 
 from __future__ import annotations
 

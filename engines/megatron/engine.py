@@ -63,7 +63,7 @@ Work = Sequence[tuple[MicroBatch, FromHidden]]
 
 
 class MegatronEngine:
-    """A role's weights on a mesh, split by the instance's strategy; with an optimizer if the role is trained."""
+    """A role's weights on a mesh, split by the instance's strategy, with an optimizer if the role is trained."""
 
     def __init__(self, command: BuildCommand, rank: int) -> None:
         cpu_shim.install()
@@ -88,11 +88,11 @@ class MegatronEngine:
             self._load(self._own_content)
 
     def weights(self) -> dict[str, Shard]:
-        """Views of the compute weights under their Hugging Face names."""
+        """The compute weights as views under their Hugging Face names."""
         return self._shards
 
     def weights_written(self) -> None:
-        """Refresh the main weights from the compute weights."""
+        """Update the main weights from the compute weights."""
         self._outdate_host_copies()
         if self._optimizer is not None:
             self._optimizer.reload_main_weights()
@@ -165,7 +165,8 @@ class MegatronEngine:
         seeds: Sequence[int],
         micro_batches: int = 1,
     ) -> Generated:
-        """See GenerationEngine.generate; log-probabilities are as VllmEngine's. Needs only the trained weights.
+        """See GenerationEngine.generate; log-probabilities have the same meaning as VllmEngine's. Needs only the
+        trained weights.
 
         The key-value cache exists while this runs, for the call's rows, longest prompt and `max_new_tokens`.
         """
@@ -191,7 +192,9 @@ class MegatronEngine:
         *,
         together: bool = True,
     ) -> Conversed:
-        """See PlayingEngine.converse. Plays always go on in rounds; each computes the keys and values of rows anew."""
+        """See PlayingEngine.converse. Plays always proceed in rounds; each round computes the rows' keys and values
+        again.
+        """
 
         def generate(
             contexts: Sequence[Sequence[int]], turn_seeds: Sequence[int], at_most: Sequence[int]
@@ -246,7 +249,9 @@ class MegatronEngine:
         return metrics | {name: float(count) for name, count in counts.items() if count}
 
     def device_bytes(self) -> int:
-        """Bytes of weights, gradient buffers and optimizer state on the device; a generate's caches are its own."""
+        """Bytes of weights, gradient buffers and optimizer state on the device; a generate's caches are not
+        included.
+        """
         return storage_bytes([*self._compute_weights(), *chain(*self._segment("optimizer"))])
 
     def offload(self, part: OffloadPart = "all", copies: bool = True) -> int:
@@ -259,7 +264,7 @@ class MegatronEngine:
         return sum(self._offloaded[name].reload(copies) for name in self._segments(part))
 
     def close(self) -> None:
-        """Empty all storages. Other engines of the process share its process groups, which stay."""
+        """Empty all storages. The process groups stay, because other engines of the process share them."""
         empty([*self._compute_weights(), *chain(*self._segment("optimizer"))])
         for tensors in self._offloaded.values():
             tensors.close()

@@ -1,7 +1,7 @@
-"""The layer pieces in torch's own fused kernels, as they run on CUDA.
+"""Pieces of a layer in torch's own fused kernels, as they run on CUDA.
 
-Shapes: S tokens of a row, B rows, H hidden, F feed-forward, G key-value heads, Q query heads for each of them,
-X = Q + 2 (queries, key, value), D head dimension.
+Shapes: S tokens of a row, B rows, H hidden, F feed-forward, G key-value heads, Q query heads for each of them, X = Q +
+2 (queries, key, value), D head dimension.
 """
 
 from functools import lru_cache
@@ -32,9 +32,9 @@ def gated_gelu(both: Tensor) -> Tensor:
 
 
 def causal_attention(qkv_SBGXD: Tensor, cos_SD: Tensor, sin_SD: Tensor, window: int | None = None) -> Tensor:
-    """Rotate queries and keys by tables [S, D / 2], attend causally; return [S, B, G, Q, D].
+    """Rotate queries and keys by tables [S, D / 2], and attend causally; return [S, B, G, Q, D].
 
-    With a window, a token attends to that number of tokens only.
+    With a window, a token attends only to that number of tokens.
     """
     length, num_rows, groups, width, dim = qkv_SBGXD.shape
     first, second = qkv_SBGXD[..., :-1, :].chunk(2, dim=-1)
@@ -47,9 +47,10 @@ def causal_attention(qkv_SBGXD: Tensor, cos_SD: Tensor, sin_SD: Tensor, window: 
 
 
 def attention(query_BHSD: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, window: int | None) -> Tensor:
-    """Attend causally; a token sees `window` tokens, itself included, or all before it.
+    """Attend causally; a token attends to `window` tokens including itself, or to all before it.
 
-    Rows are padded at their end, so no mask is needed: a token sees no padding, and what padding sees is not read.
+    Rows are padded at their end, so no mask is needed: tokens never attend to padding, and outputs at padding are not
+    used.
     """
     choose_kernel(query_BHSD)
     length = query_BHSD.shape[-2]
@@ -62,22 +63,22 @@ def attention(query_BHSD: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, window: 
 
 
 def choose_kernel(query: Tensor) -> None:
-    """On CUDA, let torch choose from this process's next attention on among its own kernels, flash attention first.
+    """On CUDA, restrict torch from now on to its own attention kernels, flash attention first.
 
-    On Hopper torch prefers cuDNN's, which builds a plan for each new shape, and our micro-batches and decoding steps
-    rarely have the shape of the last. placement/models/attention_kernel.py says which kernel takes what.
+    On Hopper torch prefers cuDNN's kernel, which builds a plan for each new shape, and our micro-batches and decoding
+    steps rarely have the shape of the last. placement/models/attention_kernel.py says when each kernel is used.
     """
     if query.is_cuda and cudnn_sdp_enabled():  # type: ignore[no-untyped-call]
         enable_cudnn_sdp(False)
 
 
 def window_attention(query_BHSD: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, window: int) -> Tensor:
-    """Attend causally to `window` tokens, a block of queries at a time, to the keys that the block sees.
+    """Attend causally to `window` tokens, with one block of queries at a time and the keys that it needs.
 
-    A mask of all tokens would exclude torch's flash kernel, and its memory-efficient kernel takes no shared keys; the
-    kernel that remains keeps the scores of all pairs of tokens. Here the query heads that share keys take the axis of
-    tokens, so the memory-efficient kernel may run. The mask is of a block, and if another kernel runs, its scores grow
-    with the number of tokens and not with its square. Not yet run on a GPU.
+    A mask over all tokens would exclude torch's flash kernel, and its memory-efficient kernel does not support shared
+    keys; the remaining kernel keeps the scores of all token pairs. Here query heads that share keys are moved to the
+    token axis, so the memory-efficient kernel can run. Masks are per block, so even if another kernel runs, its scores
+    grow linearly with the number of tokens. Not yet run on a GPU.
     """
     num_rows, groups, length, dim = key_BGSD.shape
     query_BGSQD = query_BHSD.view(num_rows, groups, -1, length, dim).transpose(2, 3)

@@ -1,6 +1,6 @@
-"""Weight gradients are added directly to their float32 buffers, without a tensor of the weight's size in between.
+"""Adds weight gradients directly to their float32 buffers, without a tensor of the weight's size in between.
 
-A buffer whose gradient always arrives this way is not zeroed before a step. It is marked as stale, and the first write
+If all gradients of a buffer arrive this way, it is not zeroed before a step. It is marked as stale, and the first write
 replaces its content.
 """
 
@@ -15,10 +15,10 @@ TRANSPOSED_AT_ONCE = 64  # rows
 
 
 class GradientSink:
-    """The destination of a weight's gradient: its DDP buffer if it has a buffer, else a tensor for autograd.
+    """Where a weight's gradient goes: its DDP buffer if it has one, or else a tensor for autograd.
 
-    Autograd takes `result` (None if the gradient is in the buffer already). A gradient that is not `needed`, since the
-    weight is frozen, goes nowhere.
+    Autograd gets `result` (None if the gradient is in the buffer already). If the gradient is not `needed`, because the
+    weight is frozen, it is discarded.
     """
 
     def __init__(self, weight: Tensor, needed: bool = True) -> None:
@@ -27,7 +27,7 @@ class GradientSink:
         self._target = buffer if self.result is None else self.result
 
     def add_all(self, parts: Iterable[Tensor]) -> None:
-        """Add consecutive rows from the first on, part by part; later rows have no gradient."""
+        """Add consecutive rows part by part, beginning with the first row; later rows get no gradient."""
         if self._target is None:
             deque(parts, maxlen=0)  # they are made for what they add elsewhere
             return
@@ -39,7 +39,7 @@ class GradientSink:
             self._target[start:].zero_()
 
     def add_at(self, rows_N: Tensor, gradient_NH: Tensor, held_N: Tensor | None = None) -> None:
-        """Add to rows in any order, which may repeat; only those `held_N`, if it is given."""
+        """Add to rows in any order, which may repeat; only to rows `held_N`, if given."""
         if self._target is None:
             return
         if take_stale(self._target):
@@ -52,7 +52,7 @@ class GradientSink:
 
 
 def add_rows_of(weight_VH: Tensor, rows_N: Tensor, held_N: Tensor | None, total_NH: Tensor) -> None:
-    """Add the weight's row `rows_N[n]` to `total_NH[n]`; only for those `held_N`, if it is given."""
+    """Add the weight's row `rows_N[n]` to `total_NH[n]`; only for `held_N`, if given."""
     if held_N is None:
         total_NH += weight_VH[rows_N]
     elif held_N.is_cuda:  # as in `add_at`
@@ -62,7 +62,7 @@ def add_rows_of(weight_VH: Tensor, rows_N: Tensor, held_N: Tensor | None, total_
 
 
 def mark_stale(buffer: Tensor) -> None:
-    """Declare that `buffer` holds gradients of an earlier step, which the next gradient replaces."""
+    """Mark that `buffer` holds gradients of an earlier step, which the next gradient replaces."""
     # Zeroing a buffer and then adding to it reads and writes it twice. A buffer whose gradient always arrives through a
     # GradientSink is marked instead, and the first gradient overwrites it: on CPU this saves a pass over all gradients
     # per step. The mark is an attribute of the tensor, so it needs no table that must be kept in step with DDP's
@@ -71,14 +71,16 @@ def mark_stale(buffer: Tensor) -> None:
 
 
 def take_stale(buffer: Tensor) -> bool:
-    """Return whether the buffer was stale; from now on it is not."""
+    """Return whether the buffer was stale, and clear the mark."""
     stale: bool = getattr(buffer, "is_stale", False)
     buffer.is_stale = False  # type: ignore[attr-defined]
     return stale
 
 
 def add_blockwise(total: Tensor, part: Tensor, overwrite: bool = False) -> None:
-    """Do `total += part` (or `total = part`) of another format; torch alone would convert the whole of `part` first."""
+    """Do `total += part` (or `total = part`) for a `part` of another format in blocks, as torch would convert it as a
+    whole.
+    """
     if overwrite:
         total.copy_(part)
         return
@@ -93,7 +95,7 @@ def add_blockwise(total: Tensor, part: Tensor, overwrite: bool = False) -> None:
 
 
 def transposed(x_NF: Tensor) -> Tensor:
-    """Return a contiguous transpose. oneDNN's product with its own transpose is slower than this and a product."""
+    """Return a contiguous transpose. This plus a product is faster than oneDNN's product with its own transpose."""
     y_FN = x_NF.new_empty(x_NF.shape[1], x_NF.shape[0])
     for source, target in zip(
         torch.split(x_NF, TRANSPOSED_AT_ONCE), torch.split(y_FN, TRANSPOSED_AT_ONCE, dim=1), strict=True

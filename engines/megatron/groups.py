@@ -1,4 +1,4 @@
-"""Process groups of a model instance, made by its members only, with no Megatron globals.
+"""A model instance's process groups, made only by its members, without Megatron's globals.
 
 Axes: p pipeline stage, d data-parallel replica, t tensor-parallel shard.
 """
@@ -64,7 +64,7 @@ class Groups:
 
 
 def build_groups(ranks: Sequence[int], strategy: Strategy, rank: int) -> Groups:
-    """Make the groups that `rank` is in. Every rank of `ranks`, and no other, must call this in the same order."""
+    """Make the groups of `rank`. Every rank of `ranks`, and no other rank, must call this in the same order."""
     ensure_world()
     name_groups_by_members()
     grid_PDT = torch.tensor(list(ranks)).view(strategy.pp, strategy.dp, strategy.tp)
@@ -126,7 +126,7 @@ _groups = _GroupsOfWorld()
 
 
 def group_of_tp_ranks(groups: Groups, start: int, stop: int) -> dist.ProcessGroup:
-    """Return the group of some ranks of this rank's tensor-parallel group; each member must call it."""
+    """Return the group of tp ranks `start` to `stop` of this rank's tensor-parallel group; each member must call it."""
     strategy, at = groups.strategy, groups.coordinate
     grid_PDT = torch.tensor(groups.ranks).view(strategy.pp, strategy.dp, strategy.tp)
     group = _group(grid_PDT[at.pp, at.dp, start:stop])
@@ -136,7 +136,7 @@ def group_of_tp_ranks(groups: Groups, start: int, stop: int) -> dist.ProcessGrou
 
 @contextmanager
 def only(mesh: dist.ProcessGroup) -> Iterator[None]:
-    """Let `mesh` be the world to code that asks torch for its size or gathers objects over it.
+    """Make `mesh` look like the world to code that asks torch for the world size or gathers objects over it.
 
     Megatron's optimizer does both while it is built, and would wait for ranks outside the mesh.
     """

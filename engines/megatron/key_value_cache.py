@@ -1,10 +1,10 @@
 """A cache of keys and values, and the two kinds of pass that fill it and attend to it.
 
-Megatron's StaticInferenceContext is not used for two reasons. It holds a single position for all rows, so prompts of
-different lengths would have to be padded on the left and masked in every layer. It is read by Megatron's own attention,
-which RotaryAttention replaces. Here a row's token at position p lies in place p of the row's slot, and the remaining
-rows always fill the first slots. When a row ends, the last row moves into its slot. So finished rows cost no
-computation, and each finished row moves at most a single other row.
+Megatron's StaticInferenceContext is not used for two reasons. It has a single position for all rows, so prompts of
+different lengths would have to be padded on the left and masked in every layer. And only Megatron's own attention reads
+it, which RotaryAttention replaces. Here a row's token at position p is stored in place p of the row's slot, and the
+remaining rows always fill the first slots. When a row ends, the last row moves into its slot. So finished rows cost no
+computation, and each moves at most one other row.
 
 Shapes: B rows, S tokens of the longest prompt, N packed tokens, H hidden, G key-value heads of this rank, Q query heads
 for each of them, X = Q + 2 (queries, key, value), L places of a slot, D head dimension, W = G * X * D.
@@ -39,25 +39,25 @@ class KeyValueCache:
         return self.tensor.shape[-2]
 
     def of_layer(self, number: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, G, L, D] of the layer that Megatron gives this number."""
+        """The keys and values [B, G, L, D] of the layer with this number in Megatron."""
         keys, values = self.tensor[number - self._first_layer]
         return keys, values
 
     def move(self, sources: Tensor, targets: Tensor, num_tokens: int) -> None:
-        """Copy the first tokens of the rows in some slots to others."""
+        """Copy the first tokens of rows from some slots to others."""
         self.tensor[:, :, targets, :, :num_tokens] = self.tensor[:, :, sources, :, :num_tokens]
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """The pass over whole prompts, packed. They take consecutive slots, the first of them `slot`."""
+    """The pass over whole prompts, packed. They fill consecutive slots from `slot` on."""
 
     packing: Packing
     cache: KeyValueCache
     slot: int
 
     def attend(self, layer: int, qkv_NGXD: Tensor, rotary: Rotary, window: int | None) -> Tensor:
-        """Rotate, keep keys and values, attend causally, or to a window; return [N, G * Q * D]."""
+        """Rotate, store keys and values, attend causally or within a window; return [N, G * Q * D]."""
         qkv_SBW = self.packing.spread(qkv_NGXD.flatten(1))
         length, num_rows = qkv_SBW.shape[:2]
         heads_BGXSD = qkv_SBW.view(length, num_rows, *qkv_NGXD.shape[1:]).permute(1, 2, 3, 0, 4).contiguous()
@@ -81,12 +81,12 @@ class Decode:
 
     @classmethod
     def at(cls, positions_B: Tensor, num_places: int, cache: KeyValueCache) -> Decode:
-        """Make the pass. `num_places` is the largest position plus 1."""
+        """Return the pass. `num_places` is the largest position plus 1."""
         slots_B = torch.arange(len(positions_B), device=positions_B.device)
         return cls(positions_B, slots_B, num_places, cache)
 
     def attend(self, layer: int, qkv_BGXD: Tensor, rotary: Rotary, window: int | None) -> Tensor:
-        """Rotate, keep keys and values, attend to the row's tokens, or the last of them; return [B, G * Q * D]."""
+        """Rotate, store keys and values, attend to the row's tokens or the last of them; return [B, G * Q * D]."""
         num_rows, num_places = len(qkv_BGXD), self.num_places
         heads_BGXD = qkv_BGXD.clone()
         rotate(heads_BGXD[:, :, :-1], *self._angles(rotary))

@@ -1,7 +1,7 @@
-"""The layer pieces of dense decoders as drop-ins for Megatron's layer spec.
+"""Pieces of dense decoder layers, as drop-ins for Megatron's layer spec.
 
-On CUDA they are torch's own kernels, of `fused`. On CPU each is a single autograd function of `cpu.kernels`, with few
-passes over memory, which there costs more than the arithmetic.
+On CUDA they use torch's own kernels, from `fused`. On CPU each is a single autograd function from `cpu.kernels`, with
+few passes over memory, because memory costs more than arithmetic there.
 
 Shapes: S tokens of a row, B rows, H hidden, F feed-forward, G key-value heads of this rank, Q query heads for each of
 them, X = Q + 2 (queries, key, value), D head dimension.
@@ -37,7 +37,9 @@ class RotaryAttention(SelfAttention):  # type: ignore[misc]
     def forward(
         self, hidden_states: Tensor, *_: Any, packed_seq_params: Packing | CachedPass, **__: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Map [S, B, H] or packed [N, 1, H] to the same shape. Megatron passes the packing under its own name."""
+        """Map [S, B, H] or packed [N, 1, H] to the same shape. `packed_seq_params` is Megatron's name for the
+        packing.
+        """
         qkv, _ = self.linear_qkv(hidden_states)
         groups, dim = self.num_query_groups_per_partition, self.hidden_size_per_attention_head
         qkv_NGXD = self._normed(qkv.view(-1, groups, self.num_attention_heads_per_partition // groups + 2, dim))
@@ -66,9 +68,9 @@ class RotaryAttention(SelfAttention):  # type: ignore[misc]
 
 
 class RecomputingLayer(TransformerLayer):  # type: ignore[misc]
-    """Megatron's layer. If it recomputes, it keeps its input only, and its backward runs its forward again.
+    """Megatron's layer. If it recomputes, it keeps only its input, and its backward pass runs its forward again.
 
-    Its forward draws no random numbers, so both times the results are equal.
+    Its forward draws no random numbers, so both runs give equal results.
     """
 
     recomputes = False
@@ -88,7 +90,7 @@ class NoCoreAttention(torch.nn.Module):
 
 
 class GatedActivation(torch.nn.Module):
-    """Activation of the feed-forward layer: silu(gate) * up, or gelu's; [S, B, 2F] to [S, B, F]."""
+    """The feed-forward layer's activation: silu(gate) * up, or gelu's; [S, B, 2F] to [S, B, F]."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -101,7 +103,7 @@ class GatedActivation(torch.nn.Module):
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """Root-mean-square norm, built the way Megatron's layer spec builds norms; its weight may count from 1 on."""
+    """Root-mean-square norm, constructed as Megatron's layer spec does; its weight may be an offset from 1."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps)
@@ -114,7 +116,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class NormedRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
-    """Megatron's linear layer that ends attention or the feed-forward layer, and a norm of its output."""
+    """Megatron's linear layer at the end of attention or the feed-forward layer, followed by a norm."""
 
     def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **options: Any) -> None:
         super().__init__(input_size, output_size, config=config, **options)
@@ -137,5 +139,5 @@ def causal_attention(qkv_SBGXD: Tensor, cos_SD: Tensor, sin_SD: Tensor, window: 
 
 
 def kernels(x: Tensor) -> ModuleType:
-    """Return the module whose kernels work on the device of `x`."""
+    """Return the module with the kernels for the device of `x`."""
     return fused if x.is_cuda else cpu_kernels

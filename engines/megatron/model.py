@@ -20,13 +20,13 @@ from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from torch import Tensor
 
-from prefect_rlhf.engines.megatron.adapters.four_bits import HeldMatrices, in_four_bits
+from prefect_rlhf.engines.megatron.adapters.four_bits import in_four_bits
 from prefect_rlhf.engines.megatron.adapters.linear import (
     AdaptedColumnLinear,
     AdaptedNormedRowLinear,
     AdaptedRowLinear,
-    Fusion,
 )
+from prefect_rlhf.engines.megatron.adapters.linear_layers import LINEAR_LAYERS, Fusion, HeldMatrices
 from prefect_rlhf.engines.megatron.groups import Groups
 from prefect_rlhf.engines.megatron.layers import (
     GatedActivation,
@@ -48,12 +48,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Transformer(GPTModel):  # type: ignore[misc]
-    """GPTModel whose last stage returns hidden states [S, B, H]: logits are made later, by the code that needs them."""
+    """GPTModel with a last stage that returns hidden states [S, B, H]; logits are made later, by the code that needs
+    them.
+    """
 
     embedding_scale: float | None = None
 
     def forward(self, tokens_BS: Tensor, packing: Packing) -> Tensor:
-        """Return hidden states, or the next stage's input. Only the first stage looks at the tokens."""
+        """Return hidden states, or the next stage's input. Only the first stage uses the tokens."""
         embedded = None
         if self.pre_process:
             embedded = embed(tokens_BS, self.embedding.word_embeddings.weight, self.pg_collection.tp)
@@ -65,7 +67,7 @@ class Transformer(GPTModel):  # type: ignore[misc]
         return hidden
 
     def head_weight(self, head: Literal["lm", "scalar"]) -> Tensor:
-        """Return the weight that the last stage multiplies hidden states with, for logits or for a number per token."""
+        """Return the weight that turns the last stage's hidden states into logits, or into a number per token."""
         if head == "scalar":
             return cast(Tensor, self.scalar_head.weight)
         if self.share_embeddings_and_output_weights:
@@ -81,7 +83,7 @@ class Transformer(GPTModel):  # type: ignore[misc]
 
 
 class ScalarHead(torch.nn.Module):
-    """One number a token, of critics and reward models; every tensor-parallel rank holds all of it."""
+    """A number per token, for critics and reward models; every tensor-parallel rank holds all of it."""
 
     def __init__(self, hidden_size: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -91,9 +93,9 @@ class ScalarHead(torch.nn.Module):
 
 
 def build_model(spec: ModelSpec, groups: Groups, on_host: bool = False) -> Transformer:
-    """Allocate this rank's layers, weights unset. The embedding is on the first stage, the heads are on the last.
+    """Allocate this rank's layers, with weights unset. The embedding is on the first stage, the heads are on the last.
 
-    With `on_host`, they use no memory of the device yet.
+    With `on_host`, they use no device memory yet.
     """
     shape, config, strategy = spec.shape, transformer_config(spec, groups, on_host), groups.strategy
     layers = stages(shape.num_layers, strategy.pp)[groups.coordinate.pp]
@@ -122,12 +124,12 @@ def build_model(spec: ModelSpec, groups: Groups, on_host: bool = False) -> Trans
 
 
 def own_device() -> torch.device:
-    """Return the device of this process."""
+    """Return this process's device."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def num_vocabulary_rows(spec: ModelSpec, groups: Groups) -> int:
-    """Count this rank's rows of the embedding and of the output that are tokens; the rest are zeros for an even split.
+    """Count this rank's rows of embedding and output that are tokens; the others are zeros that make the split even.
 
     Code that computes logits must exclude the rest.
     """
@@ -136,10 +138,10 @@ def num_vocabulary_rows(spec: ModelSpec, groups: Groups) -> int:
 
 
 def transformer_config(spec: ModelSpec, groups: Groups, on_host: bool = False) -> TransformerConfig:
-    """Make Megatron's settings for a dense decoder, without randomness and without fusions that need CUDA.
+    """Return Megatron's settings for a dense decoder, without randomness and without fusions that need CUDA.
 
-    If tp exceeds the number of key-value heads, each rank has a copy of the head that its queries attend to, as if
-    there were tp heads; see `KeyValueCopies`.
+    If tp exceeds the number of key-value heads, each rank has a copy of the head for its queries, as if the model had
+    tp heads; see `KeyValueCopies`.
     """
     shape, strategy, dtype = spec.shape, groups.strategy, DTYPES[spec.dtype]
     family = FAMILIES[shape.family]
@@ -214,37 +216,21 @@ def _layer_spec(spec: ModelSpec, rotary: Rotary, window: int | None, tp: int, in
 
 def _quantize(parts: Any, shape: TransformerShape, tp: int, index: int) -> None:
     """Give a layer's submodules, adapted or not, classes with a weight in four bits."""
-    attention, mlp = parts.self_attention.submodules, parts.mlp.submodules
-    hidden = shape.hidden_size
-    outputs = HeldMatrices.of_inputs("o_proj", (hidden, shape.num_attention_heads * shape.head_dim), tp, index)
-    downs = HeldMatrices.of_inputs("down_proj", (hidden, shape.intermediate_size), tp, index)
-    queries, gates = (of(shape, tp, index) for of in (HeldMatrices.of_queries, HeldMatrices.of_gates))
-    for where, name, held in (
-        (attention, "linear_qkv", queries),
-        (attention, "linear_proj", outputs),
-        (mlp, "linear_fc1", gates),
-        (mlp, "linear_fc2", downs),
-    ):
-        before = getattr(where, name)
+    for linear in LINEAR_LAYERS:
+        before = linear.in_spec(parts)
         options = before.keywords if isinstance(before, partial) else getattr(before, "params", {})
         kind = before.func if isinstance(before, partial) else getattr(before, "module", before)
-        options, kind = {**options, "held": held}, in_four_bits(kind)
-        built = partial(kind, **options) if name == "linear_qkv" else ModuleSpec(kind, options)  # as in `_adapt`
-        setattr(where, name, built)
+        held = HeldMatrices.of(linear, shape, tp, index)
+        linear.put(parts, in_four_bits(kind), {**options, "held": held})
 
 
 def _adapt(parts: Any, adapter: AdapterSpec, shape: TransformerShape, tp: int) -> None:
     """Give a layer's submodules the adapted classes if some of their matrices are adapted."""
-    matrices, rows = set(adapter.matrices), AdaptedNormedRowLinear if shape.norms_after else AdaptedRowLinear
-    queries, gates = Fusion.of_queries(shape, tp), Fusion.of_gates(shape, tp)
-    if not matrices.isdisjoint(queries.rows):  # Megatron calls this class itself, and builds the others from a spec
-        parts.self_attention.submodules.linear_qkv = partial(AdaptedColumnLinear, adapter=adapter, fusion=queries)
-    if not matrices.isdisjoint(gates.rows):
-        parts.mlp.submodules.linear_fc1 = ModuleSpec(AdaptedColumnLinear, {"adapter": adapter, "fusion": gates})
-    if "o_proj" in matrices:
-        parts.self_attention.submodules.linear_proj = ModuleSpec(rows, {"adapter": adapter, "matrix": "o_proj"})
-    if "down_proj" in matrices:
-        parts.mlp.submodules.linear_fc2 = ModuleSpec(rows, {"adapter": adapter, "matrix": "down_proj"})
+    by_inputs = AdaptedNormedRowLinear if shape.norms_after else AdaptedRowLinear
+    for linear in LINEAR_LAYERS:
+        if not set(adapter.matrices).isdisjoint(linear.matrices.values()):
+            kind = AdaptedColumnLinear if linear.split_axis == 0 else by_inputs
+            linear.put(parts, kind, {"adapter": adapter, "fusion": Fusion.of(linear, shape, tp)})
 
 
 def _freeze_base(model: Transformer) -> None:
@@ -275,5 +261,5 @@ def _mark_split_weights(model: Transformer) -> None:
         )
         is_linear = "linear" in name and not name.endswith(("bias", "norm.weight"))
         if is_linear or "word_embeddings" in name or "output_layer" in name:
-            by_columns = "linear_proj" in name or "linear_fc2" in name
-            set_tensor_model_parallel_attributes(parameter, True, 1 if by_columns else 0, 1)
+            axis = next((linear.split_axis for linear in LINEAR_LAYERS if linear.name in name), 0)
+            set_tensor_model_parallel_attributes(parameter, True, axis, 1)

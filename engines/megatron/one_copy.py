@@ -1,4 +1,6 @@
-"""Host tensors to a device in a single copy: each copy waits until the device has done its queued work."""
+"""Moves host tensors to a device in a single copy, because each copy waits until the device has done its queued
+work.
+"""
 
 from collections.abc import Sequence
 
@@ -10,7 +12,7 @@ ALIGNED = 16  # bytes: a multiple of every format's size
 
 
 def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Copy tensors of any formats and shapes from the host to a device; for CPU they stay as they are.
+    """Copy tensors of any formats and shapes from the host to a device; for CPU they are returned unchanged.
 
     >>> whole, half = to_device([torch.arange(3), torch.tensor([0.5])], torch.device("cpu"))
     >>> whole.tolist(), half.tolist()

@@ -1,4 +1,4 @@
-"""Tokens of many rows on end, without padding: what every layer but attention works on.
+"""Tokens of many rows concatenated without padding: every layer except attention works on these.
 
 Shapes: S tokens of the longest row, B rows, N real tokens and filler. Packed order is by position, then row.
 """
@@ -17,9 +17,10 @@ from prefect_rlhf.engines.megatron.one_copy import to_device
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where the tokens of right-padded rows are among the packed tokens.
+    """The positions of right-padded rows' tokens among the packed tokens.
 
-    The last `filler` packed tokens are unused copies of the first: a pipeline sends tensors of a fixed shape only.
+    The last `filler` packed tokens are unused copies of the first, because a pipeline sends only tensors of a fixed
+    shape.
 
     >>> packing = Packing.of(torch.tensor([2, 3]), length=3)
     >>> packing.place_SB.tolist(), packing.token_N.tolist(), packing.pads.tolist()
@@ -60,7 +61,7 @@ class Packing:
         return apply(flat, self)
 
     def spread(self, packed: Tensor) -> Tensor:
-        """Map [N, ...] to [S, B, ...]; padding holds anything, and its gradient is dropped."""
+        """Map [N, ...] to [S, B, ...]; values at padding are arbitrary, and their gradients are dropped."""
         shape = (*self.place_SB.shape, *packed.shape[1:])
         if self._is_view:
             return packed.view(shape)

@@ -11,7 +11,7 @@ from prefect_rlhf.placement.models.model import RopeScaling
 
 
 class Rotary:
-    """Cosines and sines, made once for all layers. Rows start at position 0."""
+    """Cosines and sines, computed once for all layers. Rows start at position 0."""
 
     def __init__(self, theta: float, head_dim: int, scaling: RopeScaling | None = None) -> None:
         self._frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)

@@ -1,6 +1,6 @@
 """This rank's weights under their Hugging Face names, as views into Megatron's storage.
 
-Megatron fuses per rank: qkv holds for each group of query heads its queries, key and value; fc1 holds gate above up.
+Megatron fuses per rank: qkv holds, for each group of query heads, its queries, key and value; fc1 holds gate above up.
 """
 
 from collections import defaultdict
@@ -16,6 +16,7 @@ from prefect_rlhf.engines.files.quantized_base import fill_quantized
 from prefect_rlhf.engines.files.tensor_files import OpenTensors
 from prefect_rlhf.engines.megatron.adapters.four_bits import FourBitLinear, stored_tensors
 from prefect_rlhf.engines.megatron.adapters.linear import adapted_matrices
+from prefect_rlhf.engines.megatron.adapters.linear_layers import LINEAR_LAYERS, QUERIES_KEYS_VALUES, LinearLayer
 from prefect_rlhf.engines.megatron.groups import Groups
 from prefect_rlhf.engines.megatron.model import Transformer
 from prefect_rlhf.placement.layout.layout import stages, vocabulary_rows
@@ -24,18 +25,14 @@ from prefect_rlhf.placement.models.families.known import FAMILIES
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.models.weights import matrix_name
 
-QKV: tuple[Part, Part, Part] = ("queries", "keys", "values")
-GATES: tuple[Part, Part] = ("gate", "up")
-"""In the order in which Megatron fuses them."""
-
 
 def shards(model: Transformer, spec: ModelSpec, groups: Groups) -> dict[str, Shard]:
-    """Return every parameter this rank holds. Views stay valid until the model's storage moves."""
+    """Return every parameter on this rank. Views stay valid until the model's storage moves."""
     return dict(_shards(model, spec, groups))
 
 
 def by_storage(weights: Mapping[str, Shard]) -> dict[int, frozenset[str]]:
-    """Return the parameters whose views lie in each storage; a fused tensor has several."""
+    """Group parameters by the storage that their views are in; a fused tensor has several."""
     found: dict[int, set[str]] = defaultdict(set)
     for name, shard in weights.items():
         found[shard.view.untyped_storage()._cdata].add(name)
@@ -43,9 +40,10 @@ def by_storage(weights: Mapping[str, Shard]) -> dict[int, frozenset[str]]:
 
 
 def load(weights: dict[str, Shard], spec: ModelSpec, seed: int) -> None:
-    """Fill the views from the checkpoint folder. An adapter is new.
+    """Fill the views from the checkpoint folder; a new adapter is drawn by `seed`.
 
-    Only this rank's region of each tensor is read; of matrices in four bits, whose scales need it, all.
+    Only this rank's region of each tensor is read, except for four-bit matrices, which are read completely because
+    their scales need it.
     """
     filled = fill_adapter(weights, spec, seed)
     with OpenTensors(spec.path, f"{spec.role}.path") as checkpoint, torch.no_grad():
@@ -116,27 +114,22 @@ def _parts(layer: Any, spec: ModelSpec, groups: Groups) -> Iterator[tuple[tuple[
         norms |= {"norm_after_attention": attention.linear_proj.norm, "norm_after_feed_forward": mlp.linear_fc2.norm}
     for part, norm in norms.items():
         yield (part, ""), _whole(norm.weight)
-    yield from _matrices(attention, mlp, spec, groups)
+    for linear in LINEAR_LAYERS:
+        yield from _matrices(linear, linear.of(layer), spec, groups)
 
 
-def _matrices(attention: Any, mlp: Any, spec: ModelSpec, groups: Groups) -> Iterator[tuple[tuple[Part, str], Shard]]:
-    for end, fused in stored_tensors(attention.linear_qkv):
-        yield from (((part, end), shard) for part, shard in _qkv(fused, spec, groups))
-    for end, fused in stored_tensors(mlp.linear_fc1):
-        for half, matrix in zip(GATES, fused.detach().chunk(2), strict=True):
-            yield (half, end), _split(matrix, 0, groups)
-    one: dict[Part, Any] = {"attention_output": attention.linear_proj, "down": mlp.linear_fc2}
-    for part, module in one.items():
-        for end, matrix in stored_tensors(module):
-            yield (part, end), _split(matrix, 1, groups)
-    fusing = [
-        (QKV, attention.linear_qkv),
-        (GATES, mlp.linear_fc1),
-        *(((part,), module) for part, module in one.items()),
-    ]
-    for parts, module in fusing:
-        nested = module.nested() if isinstance(module, FourBitLinear) else ()
-        for part, scales in zip(parts, nested, strict=False):  # none without four bits
+def _matrices(
+    linear: LinearLayer, module: Any, spec: ModelSpec, groups: Groups
+) -> Iterator[tuple[tuple[Part, str], Shard]]:
+    for end, fused in stored_tensors(module):
+        if linear is QUERIES_KEYS_VALUES:
+            yield from (((part, end), shard) for part, shard in _qkv(fused, spec, groups))
+        else:
+            matrices = fused.detach().chunk(len(linear.matrices))  # GATES has two of equal rows
+            for part, matrix in zip(linear.matrices, matrices, strict=True):
+                yield (part, end), _split(matrix, linear.split_axis, groups)
+    if isinstance(module, FourBitLinear):
+        for part, scales in zip(linear.matrices, module.nested(), strict=True):
             yield (part, ".nested_absmax"), _whole(scales)
 
 
@@ -150,7 +143,7 @@ def _qkv(fused: Tensor, spec: ModelSpec, groups: Groups) -> Iterator[tuple[Part,
     grouped = fused.detach().view(-1, queries + 2 * shape.head_dim, *fused.shape[1:])
     views = torch.split(grouped, [queries, shape.head_dim, shape.head_dim], dim=1)
     first_heads = shape.num_attention_heads * index // tp, *(shape.num_kv_heads * index // tp,) * 2
-    for part, view, first in zip(QKV, views, first_heads, strict=True):
+    for part, view, first in zip(QUERIES_KEYS_VALUES.matrices, views, first_heads, strict=True):
         start, rows = first * shape.head_dim, view.shape[0] * view.shape[1]
         yield part, Shard(((start, start + rows), *((0, size) for size in fused.shape[1:])), view)
 

@@ -1,1 +1,1 @@
-"""A rank: the engines and rows of a device, and the commands that it executes."""
+"""A rank: a device's engines and rows, and the commands that it executes."""

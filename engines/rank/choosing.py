@@ -1,4 +1,4 @@
-"""The rows that a call chooses: its computation returns places, the controller needs row numbers."""
+"""Which rows a select keeps: its computation returns places, but the controller needs row numbers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from prefect_rlhf.errors.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The numbers of the kept rows."""
+    """The kept rows' numbers."""
 
     rows: tuple[int, ...]
     metrics: dict[str, float]
 
 
 def choose(command: CallCommand, places: Tensor | Sequence[Tensor]) -> Chosen:
-    """Return the rows that a call keeps, given [B] truth values or places; see Choice.kept.
+    """Return the rows that a call keeps, given Booleans or places [B]; see Choice.kept.
 
     Metrics: `kept_rows`, `kept_groups`, and `kept_share`, the kept part of the call's rows. Raises InvalidInput for
     more than a number per row.

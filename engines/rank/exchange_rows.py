@@ -1,6 +1,6 @@
-"""Exchange of rows between ranks: each pair sends a header and its rows, in a single message if the rows are short.
+"""Exchanges rows between ranks: each pair sends a header and its rows, in a single message if the rows are short.
 
-Only the holder of a row knows its length, so bytes for which the first message has no room follow in a second message.
+Only a row's holder knows its length, so bytes that do not fit in the first message follow in a second message.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _FIRST_BYTES = 256  # of a row, on average: room in the first message, for some 
 
 
 def exchange_rows(store: RowStore, command: TransferCommand, rank: int) -> int:
-    """Do this rank's part of `command`; return the bytes of the rows received. Collective over the ranks it names."""
+    """Do this rank's part of `command`; return how many bytes of rows were received. Collective over the named
+    ranks.
+    """
     sent = _by_peer((t.target, t) for t in command.transfers if t.source == rank)
     received = _by_peer((t.source, t) for t in command.transfers if t.target == rank)
     outgoing = {

@@ -1,4 +1,4 @@
-"""Inputs of a call: for each of its ports the rows' columns, from the store or from a dataset."""
+"""A call's inputs: for each port, the columns of the rows, from the store or from a dataset."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from prefect_rlhf.placement.rows.tokenizers import Tokenizers
 class CallInputs:
     """The columns of a call's rows that this rank's stage uses, port by port in the order of `ports`.
 
-    `groups` are the numbers of the rows' source rows, `dataset` the columns of the dataset behind them. `lengths` are
-    the tokens of each row if the controller knows them; else they are counted. `tokenizers` are the folders of the
-    tokenizers that wrote each port's tokens.
+    `groups` are the numbers of the rows' source rows, `dataset` the columns of the dataset that they come from.
+    `lengths` are the rows' lengths in tokens if the controller knows them; otherwise they are counted. `tokenizers` are
+    the folders of the tokenizers that wrote each port's tokens.
     """
 
     ports: tuple[Port, ...]
@@ -50,16 +50,16 @@ class CallInputs:
         return next((columns[key] for columns in self.columns if key in columns), None)
 
     def response_lengths(self) -> list[int] | None:
-        """Count the response tokens of each row, if some port has the tokens."""
+        """Return each row's number of response tokens, if some port has the tokens."""
         tokens, prompt_lengths = self.first("tokens"), self.first("prompt_length")
         if tokens is None or prompt_lengths is None:
             return None
         return [len(row) - int(prompt) for row, prompt in zip(tokens, prompt_lengths, strict=True)]
 
     def sequences(self, doing: str) -> Sequences:
-        """Return the rows' tokens, padded; zeros for what this rank's stage does not use.
+        """Return the rows' tokens, padded; zeros for tokens that this rank's stage does not use.
 
-        Raises RowsMissing when it uses tokens or prompt_length and no port has them.
+        Raises RowsMissing if it uses tokens or prompt_length and no port has them.
         """
         tokens, prompt_lengths = self.first("tokens"), self.first("prompt_length")
         if (tokens is None and self._uses("tokens")) or (prompt_lengths is None and self._uses("prompt_length")):
@@ -77,7 +77,7 @@ class CallInputs:
         return self.keys is None or key in self.keys
 
     def training_batch(self, sequences: Sequences, ports: Sequence[Port] = ()) -> dict[str, Tensor]:
-        """Return the columns of a loss: every column as `port.key`, the first port's also as `key`, and `mask`.
+        """Return a loss's columns: every column as `port.key`, the first port's also as `key`, and `mask`.
 
         Numeric columns of the dataset are keys too. `mask` [B, T] is 1.0 at the trained response tokens: an input's
         `mask`, or else all tokens. `row_weights` [B], if given, multiply it. The columns come from `ports`, or else
@@ -105,7 +105,7 @@ class CallInputs:
         return batch | {"mask": mask_BT}
 
     def lengths_of(self, column: Tensor) -> list[int]:
-        """Return the length of each row of a computed, padded column: its response's, or of a column just as wide."""
+        """Return each row's length in a computed, padded column: its response's, or that of an equally wide column."""
         if column.dim() == 1:
             return [1] * len(column)
         candidates = [self.response_lengths() or []]
@@ -148,7 +148,7 @@ def _together(port: Port, stored: Mapping[str, Column]) -> dict[str, Column]:
 
 
 def tokenizers_here(tokenizers: Tokenizers) -> Tokenizers:
-    """Return the tokenizers with folders of this machine, which a person's code can open."""
+    """Return the tokenizers with folders on this machine, which a user's code can open."""
     return replace(tokenizers, folders={role: _folder_here(path, role) for role, path in tokenizers.folders.items()})
 
 
@@ -170,7 +170,7 @@ def training_rows(
 
 @dataclass(frozen=True, slots=True)
 class RowsOfDataset:
-    """The columns of a dataset for some of its rows; see DatasetColumns."""
+    """A dataset's columns for some of its rows; see DatasetColumns."""
 
     source: RowSource
     row_ids: tuple[int, ...]

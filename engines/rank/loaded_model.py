@@ -1,4 +1,4 @@
-"""A model instance in a rank's memory: its engine, and the versions that its weights are known to have."""
+"""A model instance in a rank's memory: its engine, and the known versions of its weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from prefect_rlhf.placement.plan import OffloadPart
 
 @dataclass(slots=True)
 class LoadedModel:
-    """An engine with the version its weights are labelled with, and samples of them taken when they were labelled.
+    """An engine with its weights' version, and samples of the weights from when they got this version.
 
     Its trained weights have `version`, its frozen weights version 0.
     """
@@ -41,7 +41,7 @@ class LoadedModel:
 
     @property
     def state(self) -> HasState:
-        """What a checkpoint holds of it: a follower's own weights, or those of an engine that trains."""
+        """The part that a checkpoint stores: a follower's own weights, or the weights of an engine that trains."""
         return self.followed or cast(TrainingEngine, self.engine)
 
     def device_bytes(self) -> int:
@@ -49,9 +49,9 @@ class LoadedModel:
         return self.engine.device_bytes() + (self.followed.device_bytes() if self.followed else 0)
 
     def label(self, version: int, whole: bool = False) -> Digest:
-        """Label the trained weights as `version`; return their digest, and keep a sample of them.
+        """Give the trained weights the version `version`; return their digest, and keep a sample of them.
 
-        `whole`: all weights were written, frozen weights too, and the digest is of all.
+        `whole` means that all weights were written, including frozen weights, and that the digest is of all.
         """
         began = time.perf_counter()
         self.version, self.is_empty = version, False
@@ -65,7 +65,7 @@ class LoadedModel:
         return found
 
     def digest(self, whole: bool = True) -> Digest:
-        """Return the digest of the weights as they are now; without `whole`, frozen weights are left out."""
+        """Return the weights' current digest; without `whole`, frozen weights are left out."""
         return Digest.of(digest(self.engine.weights() if whole else self._shards(frozen=False), self._factors))
 
     def _shards(self, frozen: bool) -> Mapping[str, Shard]:
@@ -82,7 +82,7 @@ class LoadedModel:
         return main + (self.engine.offload(part) if copies else self.engine.offload(part, copies=False))
 
     def reload(self, part: OffloadPart, copies: bool = True) -> int:
-        """Restore an offloaded part, or allocate its memory only; return the bytes copied."""
+        """Restore an offloaded part, or only allocate its memory; return the bytes copied."""
         bytes_copied = self.engine.reload(part) if copies else self.engine.reload(part, copies=False)
         bytes_copied += self.followed.reload() if self.followed else 0
         self.offloaded.discard(part)
@@ -90,9 +90,9 @@ class LoadedModel:
         return bytes_copied
 
     def require(self, version: int | None, doing: str, part: OffloadPart | None = None) -> None:
-        """Raise StaleWeights unless these weights are labelled `version` and are unchanged since they were labelled.
+        """Raise StaleWeights unless these weights have version `version` and have not changed since they got it.
 
-        A call that needs the optimizer too states it by `part`.
+        A call that also needs the optimizer says so by `part`.
         """
         name = self.command.instance.name
         if self._weights_are_away:
@@ -113,7 +113,9 @@ class LoadedModel:
             raise StaleWeights(f"{doing}: {name} is labelled v{labelled}, {content}")
 
     def require_on_device(self, doing: str) -> None:
-        """Raise StaleWeights if the instance is in host memory: the memory that its weights had may be another's."""
+        """Raise StaleWeights if the instance is in host memory, because its device memory may be in use by another
+        instance.
+        """
         if self._weights_are_away:
             raise StaleWeights(f"{doing}: {self.command.instance.name} is offloaded; reload it before it is written")
 
@@ -122,6 +124,6 @@ class LoadedModel:
         return not self.offloaded.isdisjoint(("all", "weights"))
 
     def take_fingerprint_seconds(self) -> float:
-        """Return the seconds spent on fingerprints since the last call of this."""
+        """Return the seconds spent on fingerprints since this was last called."""
         seconds, self._fingerprint_seconds = self._fingerprint_seconds, 0.0
         return seconds

@@ -1,4 +1,4 @@
-"""The scores that a model gives rows, within the bound of scores: a row beyond the bound has no score."""
+"""A model's scores for rows, within the allowed range: a row beyond it has no score."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_FAILED = 0.1
 
 
 def within_bound(command: CallCommand, scores: Sequence[Tensor]) -> tuple[list[Tensor], float]:
-    """Return the scores, with NaN for each that is not a number within the bound, and the share of such rows.
+    """Return the scores, with NaN in place of scores beyond the allowed range, and the share of such rows.
 
     Raises BeyondBound if they are more than MOST_FAILED of the rows: the model's head is broken, or its dtype too
     narrow.

@@ -1,4 +1,4 @@
-"""A generate with a play on a rank: the rows that plays see, the call of the engine, and the columns that it makes."""
+"""A generate with a play on a rank: the rows that plays see, the engine's call, and the resulting columns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_NAMES = 256
 
 @lru_cache(maxsize=8)
 def pool_of(settings: PlaySettings) -> PlayPool:
-    """Return this process's pool of plays; its workers end with the process."""
+    """Return this process's pool of plays; the workers end with the process."""
     return PlayPool(settings)
 
 
@@ -39,7 +39,7 @@ class Played:
 def play_rows(
     command: CallCommand, engine: PlayingEngine, prompts: Sequence[Sequence[int]], datasets: Mapping[str, RowSource]
 ) -> Played:
-    """Play this replica's rows. Raises PlaysFailed, and InvalidInput for a function that is no play."""
+    """Play this replica's rows. Raises PlaysFailed, and InvalidInput for a function that is not a play."""
     assert command.play is not None and command.sampling is not None  # a generate with a play has both
     seeds, table = row_seeds(command), None
     if engine.leads:
@@ -64,9 +64,9 @@ def play_rows(
 
 
 def answer_tokens(command: CallCommand, source: RowSource | None) -> AnswerTokens:
-    """Return the text and tokens of the call's plays, in the tokenizer of the role that plays.
+    """Return the converter between text and tokens for the call's plays, with the playing role's tokenizer.
 
-    If that role reads the dataset, the settings are those by which its prompts were read.
+    If that role reads the dataset, the settings are the same as for reading its prompts.
     """
     play, role, tokenizers = command.play, command.call.role, command.tokenizers
     assert play is not None and role is not None
@@ -86,7 +86,7 @@ def plain_rows(
 ) -> list[dict[str, Any]]:
     """Return each row as plain values: every column of its dataset, `prompt`, `seed` and `group_seed`.
 
-    `prompt` is the dataset's. A prompt that an earlier call made is its text, as the model reads it.
+    `prompt` is the dataset's; a prompt made by an earlier call is its text, as the model reads it.
     """
     texts = {"prompt": [codec.text(prompt) for prompt in prompts]}
     columns: dict[str, Sequence[Any]] = {**texts}
@@ -100,7 +100,7 @@ def plain_rows(
 
 
 def columns_of(said: Conversed) -> dict[str, list[Tensor]]:
-    """Return the columns of a generate with a play."""
+    """Return the columns that a generate with a play makes."""
     return {
         "tokens": [torch.tensor([*prompt, *row]) for prompt, row in zip(said.prompts, said.tokens, strict=True)],
         "prompt_length": [torch.tensor(len(prompt)) for prompt in said.prompts],
@@ -114,11 +114,11 @@ def columns_of(said: Conversed) -> dict[str, list[Tensor]]:
 
 
 def means_over_rows(said: Conversed) -> dict[str, tuple[float, int]]:
-    """Return the mean and the number of rows of turns, tokens, failures and the plays' other numbers.
+    """Return the mean, and the number of rows, of turns, tokens, failures and the plays' other numbers.
 
     A number that a play did not return does not count in its mean. `answer_seconds` is a mean over answers; it is left
-    out if there are no answers. Rows may have different numbers: of more than MOST_NAMES names the first are kept, and
-    `play/names_left_out` is how many are not.
+    out if there are no answers. Rows may have different numbers: of more than MOST_NAMES names only the first are kept,
+    and `play/names_left_out` counts the others.
     """
     ends = said.ends
     names = names_of(ends)

@@ -69,7 +69,7 @@ def build_engine(command: BuildCommand, rank: int) -> Engine:
 
 
 def check_layout(engine: Engine, command: BuildCommand, rank: int) -> None:
-    """Raise EngineFailed unless the engine holds the command's layout: all moves of weights rely on it."""
+    """Raise EngineFailed unless the engine holds the command's layout, because all moves of weights rely on it."""
     shards, regions, name_of_instance = engine.weights(), command.layout.regions, command.instance.name
     for name in sorted(shards.keys() | regions.keys()):
         held, stated = shards[name].region if name in shards else None, regions.get(name, {}).get(rank)
@@ -95,7 +95,7 @@ def _to_be_saved(state: object, call: str) -> SavedState | InvalidInput:
 
 
 class Rank:
-    """The models and rows of a rank process, and the work done on them. Methods that do work return a RankReport."""
+    """A rank process's models and rows, and the work done on them. Methods that do work return a RankReport."""
 
     def __init__(
         self, rank: int, size: int, engine_factory: Callable[[BuildCommand, int], Engine] = build_engine
@@ -110,7 +110,7 @@ class Rank:
         self._copies: dict[ModelInstance, HostCopy] = {}  # of the models trained here, for checkpoints
 
     def device_memory(self) -> tuple[int, int]:
-        """Return all bytes of its GPU, and the free bytes. Raises RuntimeError without a GPU."""
+        """Return its GPU's total and free bytes. Raises RuntimeError without a GPU."""
         free, total = torch.cuda.mem_get_info()
         return total, free
 
@@ -119,7 +119,7 @@ class Rank:
         return device_holders(str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid))
 
     def limit_torch(self, num_bytes: int) -> None:
-        """Let torch reserve at most `num_bytes` of its GPU, so that the rest stays free for NCCL and the driver."""
+        """Limit torch to `num_bytes` of its GPU, so that the rest stays free for NCCL and the driver."""
         limit_torch(num_bytes)
 
     def build(self, command: BuildCommand) -> RankReport:
@@ -151,7 +151,7 @@ class Rank:
             cast(SharingEngine, engine).share(lent)
 
     def close_instances(self, closed: Sequence[ModelInstance]) -> RankReport:
-        """Free all memory of the instances that are on this rank. Copies of their training states stay on the host."""
+        """Free all memory of instances on this rank. Copies of their training states stay on the host."""
         began = time.perf_counter()
         for instance in closed:
             if (model := self.models.pop(instance, None)) is not None:
@@ -165,12 +165,12 @@ class Rank:
         return self._report(began)
 
     def copied_state(self, instance: ModelInstance) -> tuple[int, tuple[StateRegion, ...]]:
-        """Return the optimizer's steps so far, and the regions of the instance's copy in this rank's host memory."""
+        """Return the optimizer's number of steps, and the regions of the instance's copy in this rank's host memory."""
         num_updates, parts = self._copies[instance].copied
         return num_updates, tuple(StateRegion(part.kind, part.parameter, part.region) for part in parts)
 
     def move_state(self, command: MoveStateCommand) -> tuple[RankReport, tuple[StateRegion, ...]]:
-        """Do this rank's part of a move of a training state; return the regions of the optimizer that it lacks then.
+        """Do this rank's part of a training state's move; return the optimizer regions that it still lacks.
 
         After the last part the weights have a digest.
         """
@@ -216,7 +216,7 @@ class Rank:
     def generate(self, command: CallCommand) -> RankReport:
         """Continue this replica's prompts. Keeps `tokens`, `prompt_length` and `logprobs` of its rows.
 
-        Metrics: `kept_mass`, see Generated, and `truncated`, see `cut_share`. With a play, see `play_rows`.
+        Metrics: `kept_mass` (see Generated) and `truncated` (see `cut_share`). With a play, see `play_rows`.
         """
         began, model = time.perf_counter(), self._model_of(command)
         assert command.sampling is not None  # a generate command has it
@@ -253,9 +253,9 @@ class Rank:
         )
 
     def inference(self, command: CallCommand) -> RankReport:
-        """Run the model over this replica's rows. Keeps `command.output` on the ranks whose engine returns it.
+        """Run the model over this replica's rows. Keeps `command.output` on ranks with an engine that returns it.
 
-        Metric `failed`, of scores: the share of rows without a score; see `within_bound`.
+        Metric for scores: `failed`, the share of rows without a score; see `within_bound`.
         """
         began, model = time.perf_counter(), self._model_of(command)
         sequences = self._inputs(command).sequences(command.doing)
@@ -291,7 +291,7 @@ class Rank:
     def compute(self, command: CallCommand) -> RankReport:
         """Run a computation on all rows of the step. Keeps its columns; its state waits for the next step.
 
-        If no input row was kept, it is not run.
+        If no input row was kept, it does not run.
         """
         began, name = time.perf_counter(), command.call.name
         command = replace(command, tokenizers=tokenizers_here(command.tokenizers))
@@ -342,7 +342,7 @@ class Rank:
         return replace(report, digest=digest, bytes_moved=moved.bytes_moved, peak_extra_bytes=extra_bytes)
 
     def follow(self, command: FollowCommand) -> RankReport:
-        """Write the next version of a follower: an average of its own and of its leader's; the digest is of that."""
+        """Write a follower's next version, an average of its own and its leader's weights; return the digest."""
         began, move = time.perf_counter(), command.move
         source, target = self.models.get(move.source), self.models.get(move.target)
         doing = f"follow {move.source.name} by {move.target.name}"
@@ -358,7 +358,7 @@ class Rank:
         return replace(report, digest=digest, bytes_moved=moved.bytes_moved, peak_extra_bytes=extra_bytes)
 
     def offload(self, instance: ModelInstance, part: OffloadPart = "all", copies: bool = True) -> RankReport:
-        """Move an instance, or its weights or optimizer alone, to host memory, or drop it.
+        """Move an instance, or only its weights or optimizer, to host memory, or drop it.
 
         Runs concurrently with other instances' calls.
         """
@@ -367,9 +367,9 @@ class Rank:
         return replace(self._report(began), bytes_moved=bytes_moved)
 
     def reload(self, instance: ModelInstance, part: OffloadPart = "all", copies: bool = True) -> RankReport:
-        """Restore offloaded tensors; all weights are hashed again. Runs concurrently with calls, as offload does.
+        """Restore offloaded tensors; all weights are hashed again. Runs concurrently with calls, like offload.
 
-        Without `copies`, there are no weights to hash, and none may be used until a reallocation writes them.
+        Without `copies`, no weights exist that could be hashed or used until a reallocation writes them.
         """
         began, model = time.perf_counter(), self._model(instance, "reload")
         bytes_moved = model.reload(part, copies)
@@ -389,7 +389,7 @@ class Rank:
         return replace(self._report(began, model), bytes_moved=bytes_moved)
 
     def checkpoint(self, instance: ModelInstance, version: int) -> RankReport:
-        """Copy what this rank writes of an instance's weights and optimizer into host memory."""
+        """Copy this rank's part of an instance's weights and optimizer into host memory."""
         began, model = time.perf_counter(), self._model(instance, "checkpoint")
         model.require(version, f"checkpoint of {instance.role} v{version}", "optimizer")
         copy = self._copies.setdefault(instance, HostCopy(model.command, self.rank))
@@ -397,7 +397,7 @@ class Rank:
         return replace(self._report(began, model), bytes_moved=bytes_copied)
 
     def commit(self, folder: Path, finished: Path) -> RankReport:
-        """Write the copied state into the folder of a checkpoint that will be `finished`, through to the disk.
+        """Write the copied state into the folder of a checkpoint that will become `finished`, through to the disk.
 
         Runs concurrently with calls.
         """
@@ -409,7 +409,7 @@ class Rank:
         return replace(self._report(began), bytes_moved=bytes_written)
 
     def check_shards(self, indexes: Sequence[tuple[str, Path]]) -> RankReport:
-        """Compare shards with their checksums; each index comes with the name of its weights."""
+        """Compare shards with their checksums; each index comes with its weights' name."""
         began = time.perf_counter()
         bytes_read = sum(check_shard(on_this_machine(index.parent) / index.name, name) for name, index in indexes)
         return replace(self._report(began), bytes_moved=bytes_read)

@@ -33,7 +33,7 @@ class RowStore:
         self._rows: dict[int, dict[tuple[str, str], dict[int, Tensor]]] = defaultdict(lambda: defaultdict(dict))
 
     def put(self, step: int, call: str, key: str, rows: Mapping[int, Tensor]) -> None:
-        """Keep rows, in addition to stored rows of the same key."""
+        """Keep rows, in addition to the rows stored under the same key."""
         self._rows[step][call, key].update(rows)
 
     def get(self, step: int, call: str, key: str, rows: Sequence[int]) -> list[Tensor]:
@@ -59,7 +59,7 @@ class RowStore:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the storages behind all rows held, padding that they keep alive included."""
+        """Bytes of the storages behind all rows, including padding that they keep alive."""
         held = [rows for step in list(self._rows.values()) for rows in list(step.values())]  # copies: threads may put
         return storage_bytes([row for rows in held for row in list(rows.values())])
 

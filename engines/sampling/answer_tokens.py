@@ -1,9 +1,9 @@
-"""Tokens of an answer of the environment, as the chat template writes them after a turn. No text is rendered again.
+"""Tokens of an environment's answer, as the chat template writes them after a turn. No text is rendered again.
 
-An answer of messages is the text that the template adds after the content of an assistant's message. It begins with the
-close of the model's turn, which is left out if the model sampled an end itself: the template's, or another end token,
-such as Llama 3.1's `<|eom_id|>` after a call of a tool. What messages say never becomes a control token; an answer that
-is text may have them, because its author appends it as it is.
+An answer of messages is the text that the template adds after an assistant message's content. It begins with the end of
+the model's turn, which is left out if the model sampled an end itself: the template's, or another end token, such as
+Llama 3.1's `<|eom_id|>` after a tool call. The messages' text never becomes a control token; an answer that is text may
+have control tokens, because it is appended unchanged.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ _MARKER = "the content of the assistant's turn"
 
 
 class NoAnswer(Exception):  # noqa: N818  the reason of a play's failure, not an error of ours
-    """An answer that cannot become tokens, in one line."""
+    """An answer that cannot become tokens, with the reason in one line."""
 
 
 class AnswerTokens:
-    """Text and tokens of plays, by the tokenizer of a model folder.
+    """Converts plays' text and tokens with a model folder's tokenizer.
 
-    An answer has at most `most` tokens, without the template's. `overlong` is the treatment of others:
-    "refuse", "keep_start", "keep_end", or "end", which ends the play. The template has further `variables`, and
-    `eos_token` is the model's setting of where its answers end. `template` is the text of a template in place of the
-    folder's.
+    An answer has at most `most` tokens, without the template's. `overlong` says what to do with longer answers:
+    "refuse", "keep_start", "keep_end", or "end", which ends the play. The template gets `variables`, and `eos_token` is
+    the model's setting for the end of its answers. `template` replaces the folder's template.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class AnswerTokens:
         return str(decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def of(self, answer: str | Sequence[Mapping[str, str]], latest: int) -> list[int] | None:
-        """Return the tokens of an answer after a turn whose last token is `latest`; None if it ends the play.
+        """Return the tokens of an answer after a turn that ended with token `latest`; None if it ends the play.
 
         Raises NoAnswer for an answer that is too long and for messages that the chat template refuses.
         """
@@ -73,7 +72,7 @@ class AnswerTokens:
         return suffix[1:] if is_closed else suffix
 
     def opened(self, prompt: Sequence[int], opening: str) -> list[int]:
-        """Return a prompt with a text at the end of its last message: before that which the chat template adds then.
+        """Return a prompt with text added to its last message, before what the chat template writes at the end.
 
         Raises NoAnswer for a text that is too long.
         """

@@ -1,4 +1,4 @@
-"""Rows of a play while an engine continues them, and plays in rounds: a generate for all waiting rows at a time."""
+"""A play's rows while an engine continues them, and plays in rounds: one generate for all waiting rows at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prefect_rlhf.errors.errors import RlhfError
 
 @dataclass(slots=True)
 class PlayRow:
-    """A row of a play so far: everything after its prompt, and the seed of its draws."""
+    """A play's row so far: everything after its prompt, and the seed of its draws."""
 
     prompt: Sequence[int]
     seed: int
@@ -29,7 +29,7 @@ class PlayRow:
         return [*self.prompt, *self.tokens]
 
     def follow(self, turn: Turn) -> int:
-        """Append the answer before a turn, or take its prompt; return the seed of the turn."""
+        """Append the answer before a turn, or replace the prompt; return the turn's seed."""
         self._append(turn.answer, [0.0] * len(turn.answer), 0, turn.number - 1)
         if turn.prompt is not None:
             self.prompt = turn.prompt
@@ -47,9 +47,9 @@ class PlayRow:
 
 
 def conversed(rows: Sequence[PlayRow], kept_masses: Sequence[tuple[float, int]]) -> Conversed:
-    """Return the rows after their plays. `kept_masses` are means over tokens, with the numbers of tokens.
+    """Return the rows after their plays. `kept_masses` are means over tokens, each with its number of tokens.
 
-    Raises RlhfError for a row whose play has no end.
+    Raises RlhfError for a row with an unfinished play.
     """
     ends = [row.end for row in rows if row.end is not None]
     if len(ends) < len(rows):
@@ -73,10 +73,10 @@ def in_rounds(
     share: Callable[[Sequence[Order] | None], Sequence[Order]],
     generate: Callable[[Sequence[Sequence[int]], Sequence[int], Sequence[int]], tuple[Generated, Sequence[bool]]],
 ) -> Conversed:
-    """Play all rows turn by turn: each round waits for all environments, then continues all rows that go on.
+    """Play all rows turn by turn: each round waits for all environments, then continues all unfinished rows.
 
     `share` gives the leader's orders to every rank of the replica. `generate` continues prompts with their seeds and
-    most tokens, and returns which of them ended by themselves.
+    token limits, and returns which of them ended before their limit.
     """
     rows = [PlayRow(prompt, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
     kept_masses: list[tuple[float, int]] = []

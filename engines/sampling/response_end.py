@@ -1,4 +1,4 @@
-"""The end of a response: its end tokens and its longest length, the same for every engine that generates."""
+"""The end of a response: its end tokens and its maximum length, the same for every engine that generates."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 
 
 def ends_of(command: BuildCommand) -> tuple[int, ...]:
-    """Return the tokens that end a response of a command's model. In a folder they are found by its tokenizer."""
+    """Return the tokens that end a response of the command's model; its folder's tokenizer finds them."""
     model, told = command.model, command.end_tokens
     return end_tokens(model.path, model.eos_token, model.chat_template) if told is None else told
 
@@ -22,7 +22,7 @@ def stopped_turns(
     ends: Sequence[int],
     stops: StopStrings | None,
 ) -> list[bool]:
-    """Return whether each turn ended by an end token or a stop string, and not at its most tokens."""
+    """Return whether each turn ended with an end token or a stop string, and not at its token limit."""
     by_string = stops.ended(turns) if stops is not None and turns else [False] * len(turns)
     return [
         found or len(turn) < most or (sampling.stop_at_eos and turn[-1] in ends)
@@ -33,10 +33,10 @@ def stopped_turns(
 def cut_share(
     responses: Sequence[Sequence[int]], sampling: SamplingSettings, ends: Sequence[int], path: str
 ) -> float | None:
-    """Return the share of responses that were cut at their most tokens, before an end token or a stop string.
+    """Return the share of responses that were cut at their token limit, before an end token or a stop string.
 
-    Returns None without responses, or if nothing but its length ends a response. `ends` are the model's end tokens,
-    `path` its folder.
+    Returns None without responses, or if only its length can end a response. `ends` are the model's end tokens, `path`
+    its folder.
     """
     if not responses or not (sampling.stop_at_eos or sampling.stop):
         return None

@@ -1,4 +1,4 @@
-"""Choice of a token from logits: the same rule for every engine that generates, in two passes over the vocabulary.
+"""Samples tokens from logits, by the same rule for every engine that generates, in two passes over the vocabulary.
 
 A uniform number from the row's own random stream selects the token in the row's cumulative distribution. The k-th token
 of a response uses the stream's k-th number, independently of the batch and the place of the row.
@@ -17,10 +17,10 @@ SUMMED_TOGETHER = 256  # tokens of a block
 
 
 class Choice(NamedTuple):
-    """The chosen tokens, their log-probabilities (float32), and the probability of the tokens to choose from.
+    """The sampled tokens, their log-probabilities (float32), and the total probability of the tokens to choose from.
 
-    Log-probabilities are of the whole vocabulary at the temperature, as training and the reference model compute them,
-    including tokens that top_k, top_p and min_p exclude. `kept_mass_B` is the total probability of the tokens
+    Log-probabilities are over the whole vocabulary at the temperature, as training and the reference model compute
+    them, including tokens that top_k, top_p and min_p exclude. `kept_mass_B` is the total probability of the tokens
     that they keep, None if they keep all tokens.
     """
 

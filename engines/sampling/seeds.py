@@ -1,4 +1,4 @@
-"""Seeds from the identity of a row: its random numbers do not depend on the device or the batch that draws them."""
+"""Seeds from a row's identity, so that its random numbers do not depend on the device or the batch that draws them."""
 
 from hashlib import blake2b
 
@@ -15,7 +15,7 @@ def play_seed(row_seed: int, turn: int) -> int:
 
 
 def group_seeds(command: CallCommand) -> list[int]:
-    """Return a seed for each row of a generate that is equal for all rows made of a prompt, in all calls of a step.
+    """Return a seed for each row of a generate, equal for all rows from the same prompt, in all calls of a step.
 
     In an evaluation it is the same at every step.
     """

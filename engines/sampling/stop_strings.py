@@ -1,4 +1,4 @@
-"""Strings that end a response, searched in the text of its newest tokens; the same for every engine that generates."""
+"""Strings that end a response, searched in the text of its newest tokens, in the same way for every engine."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ MARGIN = 8  # further tokens: the first may hold a part of a character, or lose 
 
 
 class StopStrings:
-    """Strings to find with the tokenizer of a model folder; special tokens are spelled out.
+    """Finds strings with a model folder's tokenizer; special tokens are spelled out.
 
     A response ends with the token that completes a string. The token stays, with any text beyond the string, so that
     tokens and log-probabilities remain as they were drawn.

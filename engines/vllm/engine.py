@@ -1,6 +1,5 @@
 """A model instance on a rank, in vLLM: generate, write new weights in place, offload and reload."""
 
-import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from prefect_rlhf.engines.commands import BuildCommand
@@ -31,6 +29,7 @@ from prefect_rlhf.engines.vllm.adapter import occupy, scaled_products, slots
 from prefect_rlhf.engines.vllm.cpu.kernels import CpuKernels
 from prefect_rlhf.engines.vllm.environment import inspect_here, survive_scan
 from prefect_rlhf.engines.vllm.group import RankGroup
+from prefect_rlhf.engines.vllm.requests import Requests, Response
 from prefect_rlhf.engines.vllm.settings import check_command, engine_arguments, sampling_parameters
 from prefect_rlhf.engines.vllm.weights import kept_beside, shards, unwritten
 from prefect_rlhf.engines.weights.memory import storage_bytes
@@ -54,7 +53,6 @@ class VllmEngine:
         self.instance = command.instance
         self._max_length = command.max_sequence_length
         self._folder, self._end_tokens = command.model.path, ends_of(command)
-        self._request_ids = itertools.count()
         self._sleeps = command.is_offloaded  # on CUDA
         self._group = RankGroup(_tensor_parallel_ranks(command, rank), rank)
         survive_scan()
@@ -64,6 +62,7 @@ class VllmEngine:
             self._llm = LLMEngine.from_engine_args(engine_arguments(command, self._group.ranks, executor))
         core = self._llm.engine_core
         core._finalizer.detach()  # it would destroy torch's world when this engine is collected
+        self._requests = Requests(self._llm, self.instance.name)
         self._runner: Any = core.engine_core.model_executor.driver_worker.worker.model_runner
         self._adapter_request = None if adapter is None else occupy(self._runner)
         self._shards = shards(self._runner.get_model(), adapter)
@@ -155,7 +154,7 @@ class VllmEngine:
                         row, of_turn = rows[order.row], replace(sampling, max_new_tokens=order.at_most)
                         seed = row.follow(order)
                         turns[self._request(row.context, of_turn, seed)] = order
-                finished = self._newly_finished(self._llm.step(), stops) if turns else {}
+                finished = self._requests.step(stops) if turns else {}
             for name, made in finished.items():
                 turn, said = turns.pop(name), _generated([made], sampling)
                 rows[turn.row].said(turn.number, said.tokens[0], said.logprobs[0])
@@ -192,14 +191,14 @@ class VllmEngine:
         stops: StopStrings | None,
     ) -> Generated:
         """Continue each context by at most so many tokens, all to their ends."""
-        finished: dict[str, Any] = {}
+        finished: dict[str, Response] = {}
         with self._group.entered():
             names = [
                 self._request(context, replace(sampling, max_new_tokens=most), seed)
                 for context, seed, most in zip(contexts, seeds, at_most, strict=True)
             ]
-            while self._llm.has_unfinished_requests():
-                finished |= self._newly_finished(self._llm.step(), stops)
+            while self._requests:
+                finished |= self._requests.step(stops)
         return _generated([finished[name] for name in names], sampling)
 
     def _begin_call(self) -> None:
@@ -233,19 +232,7 @@ class VllmEngine:
 
     def _request(self, context: Sequence[int], sampling: SamplingSettings, seed: int) -> str:
         """Request tokens after a context; return the request's name."""
-        name = str(next(self._request_ids))
-        parameters = sampling_parameters(sampling, seed, self._end_tokens)
-        self._llm.add_request(name, tokens_input(list(context)), parameters, lora_request=self._adapter_request)
-        return name
-
-    def _newly_finished(self, outputs: Sequence[Any], stops: StopStrings | None) -> dict[str, Any]:
-        """Return the finished responses, by request; responses that contain a stop string are ended here."""
-        latest = {output.request_id: output.outputs[0] for output in outputs}
-        if stops is None or not latest:
-            return latest
-        stopped = dict(zip(latest, stops.ended([made.token_ids for made in latest.values()]), strict=True))
-        self._llm.abort_request([name for name, made in latest.items() if stopped[name] and not made.finished()])
-        return {name: made for name, made in latest.items() if stopped[name] or made.finished()}
+        return self._requests.add(context, sampling_parameters(sampling, seed, self._end_tokens), self._adapter_request)
 
     def device_bytes(self) -> int:
         """Bytes of weights, packed weights and key-value cache on the device now."""
@@ -323,13 +310,13 @@ class VllmEngine:
         self.weights_written()
 
 
-def _generated(responses: Sequence[Any], sampling: SamplingSettings) -> Generated:
-    """Return vLLM's finished responses as tokens and log-probabilities, with the mass that filters kept."""
-    tokens, shown = [list(r.token_ids) for r in responses], [r.logprobs.logprobs for r in responses]
+def _generated(responses: Sequence[Response], sampling: SamplingSettings) -> Generated:
+    """Return finished responses as tokens and log-probabilities, with the mass that filters kept."""
+    tokens, shown = [response.tokens for response in responses], [response.shown for response in responses]
     if not responses or not sampling.is_filtered:
-        return Generated(tokens, [list(row) for row in shown])
+        return Generated(tokens, shown)
     kept_masses = [math.exp(value) for row in shown for value in row[1::2]]
-    return Generated(tokens, [list(row[0::2]) for row in shown], math.fsum(kept_masses) / len(kept_masses))
+    return Generated(tokens, [row[0::2] for row in shown], math.fsum(kept_masses) / len(kept_masses))
 
 
 def _tensor_parallel_ranks(command: BuildCommand, rank: int) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from vllm.engine.arg_utils import EngineArgs
-from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.sampling_params import SamplingParams
 
 from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import SamplingSettings
@@ -62,8 +62,7 @@ def engine_arguments(command: BuildCommand, ranks: Sequence[int], executor: type
 def sampling_parameters(sampling: SamplingSettings, seed: int, end_tokens: tuple[int, ...]) -> SamplingParams:
     """Describe a row's sampling: token ids in and out, no text, and the sampled token's log-probability.
 
-    A second log-probability slot carries the mass that top_k, top_p and min_p keep; see RowSampler. If strings may stop
-    a response, its tokens so far are reported after each.
+    A second log-probability slot carries the mass that top_k, top_p and min_p keep; see RowSampler.
     """
     return SamplingParams(
         max_tokens=sampling.max_new_tokens,
@@ -75,9 +74,7 @@ def sampling_parameters(sampling: SamplingSettings, seed: int, end_tokens: tuple
         stop_token_ids=list(end_tokens) if sampling.stop_at_eos else None,
         ignore_eos=not sampling.stop_at_eos,
         logprobs=int(sampling.is_filtered),
-        flat_logprobs=True,
         detokenize=False,
-        output_kind=RequestOutputKind.CUMULATIVE if sampling.stop else RequestOutputKind.FINAL_ONLY,
     )
 
 

@@ -1,7 +1,7 @@
-"""Messages between two ranks: both ends cut and bundle the same pieces the same way.
+"""Messages between two ranks: both ends cut and bundle the same pieces in the same way.
 
-Large pieces travel alone, in parts of a few MiB: an end that has such a part contiguous sends or receives it in place.
-Small pieces share a message, since each message costs as much time as some hundred KiB.
+Large pieces are sent alone, in parts of a few MiB: an end that has such a part contiguous sends or receives it in
+place. Small pieces share a message, because each message costs as much time as several hundred KiB.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ def cut_into_buckets(pieces: Sequence[Piece], formats: Mapping[str, torch.dtype]
 
 
 def message_bytes(most_peers: int, bucket_bytes: int = BUCKET_BYTES) -> int:
-    """Return the size limit of a message if some rank exchanges with `most_peers` others in a direction."""
+    """Return the size limit of a message if a rank exchanges with up to `most_peers` others in a direction."""
     return min(MESSAGE_BYTES, bucket_bytes // (IN_FLIGHT * max(1, most_peers)))
 
 

@@ -1,4 +1,4 @@
-"""A fingerprint of weights that is independent of their split and their place.
+"""A fingerprint of weights that is independent of how and on which devices they are split.
 
 By definition, modulo 2**64, a parameter's fingerprint is
 
@@ -6,9 +6,9 @@ By definition, modulo 2**64, a parameter's fingerprint is
 
 where bits(element) is an unsigned integer, `row` the index on the first of two axes in the global tensor (0 for a
 vector), and the index on the last axis is word * lanes + lane, with as many lanes as elements fit in 8 bytes. So shards
-of a parameter add up to the same number under every layout. And since 8 bytes of adjacent elements are a single
-little-endian integer, an integer matrix-vector product weighs whole words at the speed of memory. Factors are odd: no
-change of a single element goes unseen.
+of a parameter add up to the same number under every layout. And because 8 bytes of adjacent elements are a single
+little-endian integer, an integer matrix-vector product weighs whole words at the speed of memory. Factors are odd, so
+no change of a single element goes unseen.
 """
 
 from collections.abc import Iterator, Mapping
@@ -55,7 +55,9 @@ class Factors:
 
 
 def digest(shards: Mapping[str, Shard], table: Factors | None = None) -> dict[str, int]:
-    """Contribution of each shard to its parameter's fingerprint. Pass the same `table` to avoid computing it again."""
+    """Return each shard's contribution to its parameter's fingerprint. Pass the same `table` to avoid computing it
+    again.
+    """
     table = table or Factors()
     sums = [_weighed_sum(shard, table) for shard in shards.values()]
     values = torch.stack(sums).tolist() if sums else []  # at once, because each read of a GPU waits for it
@@ -64,9 +66,9 @@ def digest(shards: Mapping[str, Shard], table: Factors | None = None) -> dict[st
 
 @final
 class Sample:
-    """Sums of every 64th row of each shard (of a single part of it if it is fused with others); a vector whole.
+    """Sums of every 64th row of each shard (of a single part of it if it is fused with others), and of whole vectors.
 
-    The key decides which rows. Their views are made once, since that takes longer than to sum the rows.
+    The key decides which rows. Their views are made once, because that takes longer than summing the rows.
     """
 
     def __init__(self, shards: Mapping[str, Shard], key: str, table: Factors | None = None) -> None:
@@ -75,7 +77,7 @@ class Sample:
         self._sums = self._summed()
 
     def changed(self, shards: Mapping[str, Shard]) -> list[str]:
-        """Return the shards whose rows in the sample were written or replaced since the sample was taken."""
+        """Return the shards with sampled rows that were written or replaced since the sample was taken."""
         if self._places != _places(shards):
             self._look_at(shards)
         sums = self._summed()

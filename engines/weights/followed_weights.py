@@ -1,8 +1,7 @@
 """The weights of a follower, which become averages of its own weights and its leader's.
 
-An average of an element is two products and a sum, each rounded to float32, in every layout: so its bits, and the
-follower's fingerprint, do not depend on the plan. The leader's weights are its compute weights, whose content a version
-is checked by.
+An element's average is two products and a sum, each rounded to float32 in every layout, so its bits and the follower's
+fingerprint do not depend on the plan. The leader's weights are its compute weights, by which a version is checked.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from prefect_rlhf.placement.models.model import Dtype
 
 @final
 class FollowedWeights:
-    """The state of a follower on a rank: its engine's weights, without frozen ones, and perhaps float32 main weights.
+    """A follower's state on a rank: its engine's weights without frozen weights, and perhaps float32 main weights.
 
-    With main weights the averages are of these, and compute weights are the main weights rounded to their format: an
-    average in bfloat16 would lose small shares.
+    With main weights, these are averaged and then rounded to the compute weights' format, because an average in
+    bfloat16 would lose small shares.
     """
 
     num_updates = 0
@@ -48,7 +47,7 @@ class FollowedWeights:
         return self.engine.weights()
 
     def weights_written(self) -> None:
-        """Refresh main weights from the compute weights, after these were written from outside."""
+        """Update main weights from the compute weights, after these were written from outside."""
         self.engine.weights_written()
         self._offloaded.written()
         for name, main in self._main.items():
@@ -64,7 +63,7 @@ class FollowedWeights:
 
     @torch.no_grad()
     def average(self, arrived: dict[str, Tensor], share: float) -> None:
-        """Average its weights with the leader's that have arrived, and free these."""
+        """Average its weights with the leader's weights that have arrived, and free the latter."""
         shards = self.weights()
         for name in list(arrived):
             theirs, view = arrived.pop(name).float().mul_(share), shards[name].view
@@ -77,12 +76,12 @@ class FollowedWeights:
                 view.copy_(own.mul_(1 - share).add_(theirs).view(view.shape))
 
     def averaged(self) -> None:
-        """Have the new compute weights used: after the last `average` of a version."""
+        """Put the new compute weights to use, after the last `average` of a version."""
         self._offloaded.written()
         self.engine.weights_written()
 
     def device_bytes(self) -> int:
-        """Bytes of the main weights on the device."""
+        """Device bytes of the main weights."""
         return sum(main.untyped_storage().nbytes() for main in self._main.values())
 
     def offload(self, copies: bool) -> int:
@@ -101,8 +100,8 @@ def average(source: Engine | None, target: FollowedWeights | None, command: Foll
     """Do this rank's part of a follow. Collective over the ranks of both instances.
 
     `source` and `target` are this rank's engine of the leader and its part of the follower, or None. The leader's
-    weights arrive some at a time, in memory that is free again when they are averaged. A share of 1 of the same format
-    is a plain move.
+    weights arrive in groups, and their memory is free again once they are averaged. A share of 1 in the same format is
+    a plain move.
     """
     move, moved = command.move, Moved(0, 0, 0)
     if command.is_copy:
@@ -137,7 +136,9 @@ def _room(shard: Shard, dtype: Dtype) -> Tensor:
 
 
 def groups_of_weights(layout: Layout) -> Iterator[tuple[str, ...]]:
-    """Yield the names of a layout in groups, the same on every rank: of few elements, or a single larger weight."""
+    """Yield the names of a layout in groups, the same on every rank: several small weights, or a single larger
+    weight.
+    """
     group: list[str] = []
     total = 0
     for name, shape in layout.shapes.items():

@@ -1,4 +1,4 @@
-"""Bytes in a rank's memory: storages of tensors, and the view of the system and of the driver as their witness."""
+"""Measures a rank's memory: storages of tensors, and the counts of the system and of the driver for comparison."""
 
 import ctypes
 import subprocess
@@ -12,7 +12,7 @@ from prefect_rlhf.engines.commands import GpuMemory
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the storages behind `tensors`, each counted once for any number of views.
+    """Bytes of the storages behind `tensors`, each counted once however many views it has.
 
     >>> import torch
     >>> weight = torch.zeros(4, 4)
@@ -32,10 +32,10 @@ def resident_bytes() -> int:
 
 
 def gpu_memory() -> GpuMemory | None:
-    """Return the memory of this process's GPU, and count its most from now on again; None on CPU.
+    """Return the memory of this process's GPU and restart the count of its peak; None on CPU.
 
-    The driver reports no maximum. Outside of torch it changes only when engines are built, so the most is the present
-    use and what torch held beyond its present share.
+    The driver reports no maximum. Outside of torch, memory changes only when engines are built, so the peak is the
+    current use plus what torch held beyond its current share.
     """
     if not torch.cuda.is_available():
         return None
@@ -49,8 +49,8 @@ def gpu_memory() -> GpuMemory | None:
 def limit_torch(num_bytes: int) -> None:
     """Let torch reserve at most `num_bytes` of this process's GPU.
 
-    At the limit torch returns its unused blocks to the driver and tries again, then raises its own error. Without a
-    limit its blocks could fill the device, and NCCL's next allocation would fail.
+    At the limit, torch returns unused blocks to the driver and tries again, then raises its own error. Without a limit,
+    its blocks could fill the device, and NCCL's next allocation would fail.
     """
     total: int = torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total))
@@ -70,5 +70,5 @@ def device_holders(uuid: str) -> str:
 
 
 def release_free_memory() -> None:
-    """Give freed memory back to the system: glibc keeps freed blocks of less than 32 MB otherwise."""
+    """Return freed memory to the system, because glibc keeps freed blocks of less than 32 MB."""
     ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -1,4 +1,4 @@
-"""Moving weights from an instance's storage into another's, as the reshard plan states: from views to views.
+"""Moves weights from one instance's storage into another's, as the reshard plan says: from views to views.
 
 They are read from the other rank's memory if possible, else sent in messages, through NCCL or gloo.
 """
@@ -29,7 +29,7 @@ NOTHING: Shards = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """One rank's part: bytes received from other ranks, bytes copied within it, and the most it staged meanwhile."""
+    """A rank's part: bytes received from other ranks, bytes copied within it, and its peak of staged bytes."""
 
     bytes_moved: int
     bytes_copied: int
@@ -38,7 +38,7 @@ class Moved:
 
 @final
 class WeightMover:
-    """Moves weights to and from a rank's engines. Its transfers are planned once: they are the same in every step.
+    """Moves weights to and from a rank's engines. Transfers are planned once, because they are the same in every step.
 
     At most `bucket_bytes` are staged for sending, and as many for receiving.
     """
@@ -51,7 +51,7 @@ class WeightMover:
         """Do this rank's part of `command`. Collective over the ranks of both instances.
 
         `source` and `target` are this rank's engines of the two instances, or None. Before any byte moves, raises
-        InvalidInput if the layouts are of different models, the source's does not cover a parameter, or the engines'
+        InvalidInput if the layouts belong to different models, the source does not cover a parameter, or the engines'
         number formats differ.
         """
         transfers = self.transfers(source, target, command)
@@ -63,11 +63,11 @@ class WeightMover:
         return Moved(transfers.bytes_received, transfers.bytes_copied, staged)
 
     def forget(self, instance: ModelInstance) -> None:
-        """Drop the plans from and to a closed instance: they refer to its weights."""
+        """Drop the plans from and to a closed instance, because they refer to its weights."""
         self._planned = {pair: planned for pair, planned in self._planned.items() if instance not in pair}
 
     def transfers(self, source: Engine | None, target: Engine | None, command: MoveWeightsCommand) -> RankTransfers:
-        """This rank's part of `command`; planned anew only when an engine states other shards than before."""
+        """Return this rank's part of `command`, planned again only if an engine's shards have changed."""
         read = NOTHING if source is None else source.weights()
         write = NOTHING if target is None else target.weights()
         planned = self._planned.get((command.source, command.target))
@@ -89,8 +89,8 @@ def exchange(transfers: RankTransfers) -> int:
     """Send and receive all messages between ranks; return the bytes staged for it.
 
     Round k has the k-th message of every pair of ranks, posted in the order of the rounds. A rank waits only for its
-    first unfinished round. All earlier rounds are finished everywhere, or another rank waits for an earlier round; so
-    no two ranks wait for each other. Each message under way has memory of its own.
+    first unfinished round. All earlier rounds are finished everywhere, or another rank waits for an earlier round, so
+    no two ranks wait for each other. Each message in flight has separate memory.
     """
     most = transfers.rounds_under_way
     staging = Staging(most)
@@ -105,7 +105,7 @@ def exchange(transfers: RankTransfers) -> int:
 
 
 class Staging:
-    """Reused memory for messages that are not contiguous at their end, `rounds` at a time."""
+    """Reused memory for messages that are not contiguous at their end, for `rounds` rounds at a time."""
 
     def __init__(self, rounds: int) -> None:
         self._rounds = rounds
@@ -128,13 +128,13 @@ class Staging:
 
 @dataclass(frozen=True, slots=True)
 class MessageRound:
-    """One round of messages under way, and those among them that have to be unpacked when they have arrived."""
+    """A round of messages in flight, and those that have to be unpacked when they have arrived."""
 
     works: Sequence[dist.Work]
     staged: Sequence[tuple[WeightMessage, Tensor]]
 
     def finish(self) -> None:
-        """Wait for the messages, and unpack the staged messages."""
+        """Wait for the messages, and unpack those that were staged."""
         for work in self.works:
             work.wait()
         for message, buffer in self.staged:

@@ -1,9 +1,10 @@
-"""NF4 with double quantisation in plain torch, bit for bit as bitsandbytes 0.50 computes it.
+"""NF4 with double quantisation in plain torch, bit for bit as bitsandbytes 0.50 computes it, but for a mean.
 
-QLoRA (Dettmers et al. 2023, section 3): a number of a block of 64 is the nearest of 16 quantiles of a normal
-distribution, times the block's largest absolute value. These scales, less their mean, are quantised to eight bits in
-blocks of 256 (Dettmers et al. 2022). bitsandbytes' own kernels on CUDA multiply without a whole dequantised matrix;
-here a layer is dequantised before its product.
+QLoRA (Dettmers et al. 2023, section 3): a number in a block of 64 becomes the nearest of 16 quantiles of a normal
+distribution, times the block's largest absolute value. These scales, minus their mean, are quantised to eight bits in
+blocks of 256 (Dettmers et al. 2022). bitsandbytes computes the mean in float32, in an order that depends on the number
+of threads; here it is exact. bitsandbytes' own kernels on CUDA multiply without a whole dequantised matrix; here a
+layer is dequantised before its product.
 
 Shapes: O outputs and I inputs of a matrix, K scales of scales and their mean.
 """
@@ -29,33 +30,51 @@ _LEAST = 1e-38  # the scale of a block of zeros, to divide by
 
 
 class FourBits(NamedTuple):
-    """A matrix in four bits: pairs of numbers [O, I / 2], scales of blocks [O, I / 64], and scales of these [K]."""
+    """A four-bit matrix: pairs of numbers [O, I / 2], scales of blocks [O, I / 64], and scales of these [K]."""
 
     pairs: Tensor
     absmax: Tensor
     nested_absmax: Tensor
 
 
-def quantize(matrix_OI: Tensor, device: torch.device | None = None) -> FourBits:
-    """Quantise a whole matrix, whose columns are whole blocks, on a device; the result is there.
+Part = tuple[slice, slice]
+"""Rows of a matrix, and the blocks of its columns."""
+WHOLE = slice(None), slice(None)
 
-    The scales of a block depend on the whole matrix, so a part of it would have other values.
+
+def quantize(matrix_OI: Tensor, device: torch.device | None = None, part: Part = WHOLE) -> FourBits:
+    """Quantise a part of a matrix on `device`, where the result stays; its columns must be whole blocks.
+
+    The part gets the same numbers as in the whole matrix. Its scales depend on all of the matrix's blocks, so the whole
+    matrix is read for these; everything else, which takes most of the time, is computed only for the part.
     """
     outputs, inputs = matrix_OI.shape
     device = device or matrix_OI.device
+    rows, columns = (range(*each.indices(size)) for each, size in zip(part, (outputs, inputs // BLOCK), strict=True))
     midpoints = _midpoints(QUANTILES, device)
-    pairs, scales = [], []
-    for part in torch.split(matrix_OI.reshape(-1, BLOCK), AT_ONCE // BLOCK):
-        blocks = part.to(device).float()
-        absmax = blocks.abs().amax(dim=1)
-        codes = _nearest(blocks, absmax, midpoints).view(-1, 2)
-        pairs.append(codes[:, 0] << 4 | codes[:, 1])
-        scales.append(absmax)
-    absmax = torch.cat(scales)
-    mean = absmax.mean()
-    coded, nested = _quantized_scales(absmax - mean)
-    packed = torch.cat(pairs).view(outputs, inputs // 2)
-    return FourBits(packed, coded.view(outputs, inputs // BLOCK), torch.cat((nested, mean.view(1))))
+    absmax_OK = torch.empty(outputs, inputs // BLOCK, device=device)
+    pairs = torch.empty(len(rows), len(columns) * BLOCK // 2, dtype=torch.uint8, device=device)
+    num_rows = max(1, AT_ONCE // inputs)
+    for first, lines in zip(range(0, outputs, num_rows), torch.split(matrix_OI, num_rows), strict=True):
+        blocks = lines.to(device).float().view(len(lines), -1, BLOCK)
+        scales = absmax_OK[first : first + len(lines)]
+        torch.amax(blocks.abs(), dim=2, out=scales)
+        start, stop = max(first, rows.start), min(first + len(lines), rows.stop)
+        if start < stop:
+            held = slice(start - first, stop - first), slice(columns.start, columns.stop)
+            codes = _nearest(blocks[held], scales[held], midpoints).view(stop - start, -1, 2)
+            pairs[start - rows.start : stop - rows.start] = codes[..., 0] << 4 | codes[..., 1]
+    mean = _mean(absmax_OK)
+    coded, nested = _quantized_scales(absmax_OK.view(-1) - mean)
+    return FourBits(pairs, coded.view(outputs, -1)[part].contiguous(), torch.cat((nested, mean.view(1))))
+
+
+def _mean(absmax: Tensor) -> Tensor:
+    """Return the mean of scales in float32, whatever the order in which a device and its threads add them up.
+
+    In float64 the sum of a million scales is exact if the largest is less than 500 times the least.
+    """
+    return absmax.mean(dtype=torch.float64).float()
 
 
 def dequantize(made: FourBits, dtype: torch.dtype) -> Tensor:
@@ -67,9 +86,9 @@ def dequantize(made: FourBits, dtype: torch.dtype) -> Tensor:
 
 
 def scales_of(absmax: Tensor, nested_absmax: Tensor, first: tuple[int, int], columns: int) -> Tensor:
-    """Return the scales of blocks in float32, in the shape of `absmax` [rows, blocks], which may be a part of a matrix.
+    """Return the blocks' scales in float32, in the shape of `absmax` [rows, blocks], which may be part of a matrix.
 
-    The part begins with the row and column `first` of a matrix with `columns`.
+    The part begins at row and column `first` of a matrix with `columns` columns.
     """
     rows, blocks = absmax.shape
     device, of_row = absmax.device, columns // BLOCK
@@ -104,7 +123,7 @@ def _quantized_scales(values: Tensor) -> tuple[Tensor, Tensor]:
 
 def _nearest(blocks: Tensor, absmax: Tensor, midpoints: Tensor) -> Tensor:
     """Return the number of the nearest code of each value over its block's scale, as uint8."""
-    shares = (blocks * (1.0 / absmax.clamp(min=_LEAST))[:, None]).clamp(-1, 1)
+    shares = (blocks * (1.0 / absmax.clamp(min=_LEAST))[..., None]).clamp(-1, 1)
     return torch.bucketize(shares, midpoints, out_int32=True).to(torch.uint8)
 
 

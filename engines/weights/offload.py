@@ -1,4 +1,4 @@
-"""Offload of an engine's tensors: from device memory to host memory and back.
+"""Offloads an engine's tensors from device memory to host memory and back.
 
 Tensors keep their identity: storages are emptied and refilled, so views, optimizer references and hooks stay valid. On
 a GPU the copies run on a stream of their own, concurrently with other calls' computation. Content that the host already
@@ -19,10 +19,10 @@ from prefect_rlhf.errors.errors import EngineFailed
 
 @final
 class HostLink:
-    """The copies of some tensors to host memory and back.
+    """Copies tensors to host memory and back.
 
-    On a GPU: a pinned buffer, which is kept since pinning takes longer than copying, and a side stream. On CPU "host
-    memory" is shared memory, so that a process's private memory (RssAnon) counts as its device memory.
+    On a GPU it has a pinned buffer, which is kept because pinning takes longer than copying, and a side stream. On CPU
+    "host memory" is shared memory, so that a process's private memory (RssAnon) counts as its device memory.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -46,11 +46,11 @@ class HostLink:
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        """End when the copies made within are done.
+        """Return when the copies made in the body are done.
 
-        They begin after all work that is queued on the device now, since it may still use blocks of memory that the
-        allocator reuses. An event of the current stream would not do: this may be the thread of the copies, and the
-        calls' thread has another current stream once vLLM is built. Work that is queued later runs meanwhile.
+        They begin after all work that is queued on the device now, because it may still use blocks of memory that the
+        allocator reuses. An event of the current stream would not suffice: this may be the thread of the copies, and
+        the calls' thread has another current stream once vLLM is built. Work that is queued later runs concurrently.
         """
         if self._stream is None:
             yield
@@ -62,7 +62,7 @@ class HostLink:
 
 
 class HostCopies:
-    """Copies of storages in host memory, of use until the storages are written."""
+    """Copies of storages in host memory, valid until the storages are written."""
 
     def __init__(self, link: HostLink) -> None:
         self._link = link
@@ -99,7 +99,7 @@ class HostCopies:
         return sum(len(copy) for _, copy in copies)
 
     def forget(self) -> None:
-        """Declare that the storages were written. On CPU this frees the copies."""
+        """Note that the storages were written. On CPU this frees the copies."""
         self._copies = None
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class HostCopies:
 class OffloadedTensors:
     """Storages that are emptied and refilled, with copies of their content in host memory.
 
-    `kept` storages come back with their content, or with any content if it is not copied. `constant` storages are never
+    `kept` storages come back with their content, or undefined if it is not copied. `constant` storages are never
     written: they are copied to the host once. `scratch` storages come back as zeros.
     """
 
@@ -144,7 +144,7 @@ class OffloadedTensors:
         return bytes_copied
 
     def reload(self, copies: bool = True) -> int:
-        """Refill the storages; return the bytes copied from the host. Without `copies`, `kept` have any content.
+        """Refill the storages; return the bytes copied from the host. Without `copies`, `kept` storages are undefined.
 
         Raises EngineFailed if there is no copy; then the storages stay empty.
         """
@@ -160,7 +160,7 @@ class OffloadedTensors:
         return self._constant.load() + (self._kept.load() if copies else 0)
 
     def written(self) -> None:
-        """Declare that `kept` storages were written, so that their host copy differs."""
+        """Note that `kept` storages were written, so their host copy is outdated."""
         self._kept.forget()
 
     def close(self) -> None:
@@ -170,7 +170,7 @@ class OffloadedTensors:
 
 
 def empty(tensors: Iterable[Tensor]) -> None:
-    """Free the storages behind tensors, which nobody may read again."""
+    """Free the storages behind tensors that no code may read again."""
     for storage in _storages(tensors):
         storage.resize_(0)
 

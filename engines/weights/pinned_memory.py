@@ -17,7 +17,7 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context of the proce
 
 
 def anonymous_memory(num_bytes: int) -> Tensor:
-    """Return host memory of `num_bytes` as a flat tensor; it has no name, so it ends with the process.
+    """Return `num_bytes` bytes of host memory as a flat tensor; it has no name, so it ends with the process.
 
     It counts as shared, so a forked process cannot turn pinned pages into copies. Raises OutOfDeviceMemory.
     """

@@ -1,4 +1,4 @@
-"""One rank's part of a reallocation, made once: its copies within and its messages, all as views of storage."""
+"""A rank's part of a reallocation, made once: its internal copies and its messages, all as views of storage."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,14 +18,14 @@ Blocks = Sequence[Tensor]
 
 @dataclass(frozen=True, slots=True)
 class WeightMessage:
-    """A bucket at one of its ends: the blocks of each piece there, in the order of their transfer."""
+    """A bucket at one end: the blocks of each piece there, in transfer order."""
 
     pieces: tuple[Blocks, ...]
     num_elements: int
 
     @property
     def like(self) -> Tensor:
-        """A tensor of the same format on the same device."""
+        """A tensor with the same format and device."""
         return self.pieces[0][0]
 
     @property
@@ -34,7 +34,7 @@ class WeightMessage:
 
     @property
     def place(self) -> Tensor | None:
-        """The contiguous block of the message, to be sent from or received into; None if it is not contiguous."""
+        """The message's contiguous block, to send from or receive into; None if it is not contiguous."""
         alone = len(self.pieces) == 1 and len(self.pieces[0]) == 1
         return self.like if alone and self.like.is_contiguous() else None
 
@@ -58,7 +58,7 @@ class WeightMessage:
 
 @dataclass(frozen=True, slots=True)
 class RankTransfers:
-    """One rank's part of a reallocation: the blocks `staying` are copied within it, the rest are messages by rank.
+    """A rank's part of a reallocation: the blocks `staying` are copied within it, the others are messages by rank.
 
     Views stay valid as long as the engines that stated them; offloading empties and refills the same storages.
     """
@@ -70,12 +70,14 @@ class RankTransfers:
 
     @property
     def num_rounds(self) -> int:
-        """The most messages in a direction between this rank and another."""
+        """The largest number of messages in a direction between this rank and another."""
         return max(map(len, [*self.outgoing.values(), *self.incoming.values()]), default=0)
 
     @property
     def rounds_under_way(self) -> int:
-        """The number of messages to and from each rank under way at once: as many as a bucket can stage either way."""
+        """How many messages to and from each rank may be in flight at once: as many as a bucket can stage either
+        way.
+        """
         staged = max(sum(map(_most_staged, ways.values())) for ways in (self.outgoing, self.incoming))
         return max(1, self.bucket_bytes // staged if staged else self.num_rounds)
 

@@ -1,7 +1,7 @@
-"""Weights of ranks on this host, read directly from the other process's memory: a single copy, no staging, no message.
+"""Reads weights of ranks on this host directly from the other process's memory: a single copy, no staging, no message.
 
-Linux lets processes of the same user do that (process_vm_readv) unless a security policy forbids it. Memory that cannot
-be read so, on a GPU or on another host, is left to messages.
+Linux allows this between processes of the same user (process_vm_readv) unless a security policy forbids it. Memory on a
+GPU or on another host is left to messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from prefect_rlhf.engines.weights.rank_transfers import RankTransfers, WeightMes
 from prefect_rlhf.engines.weights.send_receive import send_receive
 
 NODE = "PREFECT_RLHF_NODE"
-"""Environment variable with the node of a rank. Only ranks of the same node read each other's memory."""
+"""Environment variable with a rank's node. Only ranks on the same node read each other's memory."""
 HEAD = 3  # numbers of an offer before the numbers of its messages
 SHORT_ROW_BYTES = 2048  # separate reads of rows shorter than this are slower than messages
 MOST_SEGMENTS = 1024  # of a call, on either side (IOV_MAX)
@@ -37,7 +37,7 @@ Integers = npt.NDArray[np.int64]
 
 
 def read_peer_memory(transfers: RankTransfers) -> RankTransfers:
-    """Read this rank's missing weights from ranks whose memory it can read; return the transfers left for messages.
+    """Read this rank's missing weights from ranks with readable memory; return the transfers left for messages.
 
     Collective over the ranks of the transfers. A rank returns when all its readers are done. Raises OSError if a rank
     that is read from has ended.

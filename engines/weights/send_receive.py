@@ -1,4 +1,4 @@
-"""One round of messages between pairs of ranks."""
+"""A round of messages between pairs of ranks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def send_receive(outgoing: Mapping[int, Sequence[Tensor]], incoming: Mapping[int, Sequence[Tensor]]) -> None:
-    """Send to and receive from peers, by rank in the world; return when all of it is done.
+    """Send to and receive from peers, by rank in the world; return when everything has arrived.
 
-    Every operation is posted before any wait, and the operations of a pair in the order given, so both ends need only
-    agree on the order of their own messages. Empty tensors are not sent.
+    Every operation is posted before any wait, and a pair's operations in the given order, so both ends need only agree
+    on the order of their own messages. Empty tensors are not sent.
     """
     operations = [
         dist.P2POp(post, tensor, peer)

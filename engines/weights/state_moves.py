@@ -1,4 +1,4 @@
-"""The moves of a training state from the host memory of ranks to an engine on other ranks, region by region."""
+"""How a training state moves from ranks' host memory to an engine on other ranks, region by region."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from prefect_rlhf.placement.layout.regions import Region, intersection, num_elem
 def state_moves(
     held: Mapping[int, Iterable[StateRegion]], lacking: Mapping[int, Iterable[StateRegion]]
 ) -> tuple[StateMove, ...]:
-    """Return the moves that fill the lacking regions of each rank, ordered by kind and parameter.
+    """Return the moves that fill each rank's lacking regions, ordered by kind and parameter.
 
-    Expects that the held regions do not overlap. Raises RlhfError if the ranks do not hold all lacking elements.
+    The held regions must not overlap. Raises RlhfError if the ranks do not hold all lacking elements.
 
     >>> half = [StateRegion("main", "norm", ((0, 2),)), StateRegion("main", "norm", ((2, 4),))]
     >>> moves = state_moves({0: half[:1], 1: half[1:]}, {1: [StateRegion("main", "norm", ((1, 4),))]})

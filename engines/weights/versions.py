@@ -1,4 +1,4 @@
-"""The controller's record of each weight version's content: no content is trusted without a check.
+"""The controller's record of each weight version's content, so that no content is trusted without a check.
 
 A rank checks the version that it holds before each call: `LoadedModel.require` in `engines/rank/loaded_model.py`.
 """
@@ -19,7 +19,7 @@ Fingerprint = Mapping[str, int]
 
 @final
 class Fingerprints:
-    """For each weight set, by name, the fingerprint of each version that a later node may ask for."""
+    """The fingerprint of each version that a later node may ask for, for each weight set by name."""
 
     def __init__(self) -> None:
         self._learned: dict[tuple[str, int], dict[str, int]] = {}
@@ -34,9 +34,9 @@ class Fingerprints:
     ) -> None:
         """Check that `instance` holds the content of `version`; record the content of parameters that are new.
 
-        `layout` has the parameters that were written, and each of `weights` its own of them; frozen weights have
+        `layout` has the parameters that were written, and `weights` the sets that they belong to; frozen weights have
         version 0. An engine may leave parameters out; only its own are checked. Raises StaleWeights, which names the
-        version that the content has, if it is known.
+        content's true version if it is known.
         """
         held = combined(instance, layout, digests)
         for own in weights:
@@ -63,7 +63,7 @@ class Fingerprints:
         return dict(self._learned[name, version])
 
     def forget_before(self, version: int) -> None:
-        """Drop versions that no later node needs: of each set of weights, those below `version` except their newest.
+        """Drop versions that no later node needs: for each weight set, all below `version` except the newest.
 
         The newest is the only version of frozen weights, and the most likely content of stale weights.
         """

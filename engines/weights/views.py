@@ -1,7 +1,7 @@
 """Regions of a shard as views into its engine's own storage, and direct copies between such views.
 
-A block is a view with as many axes as its parameter. A shard is a block, or several if its engine fuses it with others
-(a query weight between keys and values); their rows, block after block, are the shard's rows.
+A block is a view with the same number of axes as its parameter. A shard is a block, or several if its engine fuses it
+with others (a query weight between keys and values); their rows, block after block, are the shard's rows.
 """
 
 from __future__ import annotations

@@ -20,12 +20,13 @@ _PAGE = re.compile(
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/?$")
 _PAGES = ("models", "datasets", "spaces", "buckets", "kernels", "collections", "papers", "docs", "blog", "api")
-"""Names that no owner has, because pages of the Hub's site have them: `models/smollm2` is always a folder."""
+"""Names that cannot be owners, because pages of the Hub's site have them: `models/smollm2` is always a folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubPath:
-    """A repository of the Hub, at a revision (None: its default), and a file or folder `inside`, empty for all of it.
+    """A repository on the Hub, at a revision (None: its default), and a file or folder `inside` it, empty for all of
+    it.
 
     >>> str(HubPath("dataset", "openai/gsm8k", "v1", "main/train.parquet"))
     'hf://datasets/openai/gsm8k@v1/main/train.parquet'
@@ -43,7 +44,7 @@ class HubPath:
 
     @property
     def commit(self) -> str | None:
-        """The commit that the path names, whose files never change; None for a branch or a tag."""
+        """The commit in the path, whose files never change; None for a branch or a tag."""
         return self.revision if self.revision and _COMMIT.fullmatch(self.revision) else None
 
     @property
@@ -63,7 +64,7 @@ class HubPath:
 
 
 def hub_path(text: str, field: str) -> HubPath | None:
-    """Return the path that a text with the scheme hf:// names; None for another text, and for a space or a bucket.
+    """Parse a path with the scheme hf://; None for another text, and for a space or a bucket.
 
     Raises InvalidInput, at `field`, for a malformed path, and for the address of a page of the Hub's site.
     """
@@ -87,7 +88,7 @@ def hub_path(text: str, field: str) -> HubPath | None:
 
 
 def named_model(text: str, field: str) -> HubPath | None:
-    """Return the model that a text names if it has the form of a name and this machine has no such file or folder.
+    """Return the model that a text names, if it has the form of a name and no such file or folder exists here.
 
     >>> named_model("Qwen/Qwen2.5-0.5B-Instruct@main", "actor.path")
     HubPath(kind='model', repo='Qwen/Qwen2.5-0.5B-Instruct', revision='main', inside='')
@@ -119,7 +120,7 @@ def _named(page: re.Match[str]) -> str:
 
 
 def shown_folder(folder: str) -> str:
-    """Return a folder as a person knows it: one of the Hub's cache as its model, with the beginning of the commit.
+    """Return a folder as people know it: a folder of the Hub's cache becomes the model's name and a short commit.
 
     >>> shown_folder("/home/me/hub/models--acme--tiny/snapshots/7ae557604adf67be50417f59c2c2f167def9a775")
     'acme/tiny@7ae557604adf'

@@ -1,4 +1,4 @@
-"""The progress of a download: a bar on a terminal, and elsewhere a line now and then."""
+"""Shows the progress of a download: a bar on a terminal, and elsewhere an occasional line."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any, TextIO
 Say = Callable[[str], object]
 
 LONG_BYTES = 20_000_000
-"""A download of so many bytes takes a while: it has a bar, and lines in the log."""
+"""A download of this size takes a while, so it gets a bar, and lines in the log."""
 EVERY_SECONDS = 30.0
-"""The time between two lines on a download, where no terminal can show a bar."""
+"""The time between two lines about a download if no terminal can show a bar."""
 _terminal: ContextVar[TextIO | None] = ContextVar("hub_terminal", default=None)
 _BYTES = "huggingface_hub.snapshot_download"
 """huggingface_hub's name of the bar that counts bytes on disk. Its other bars count the same download otherwise."""
@@ -22,7 +22,7 @@ _BYTES = "huggingface_hub.snapshot_download"
 
 @contextmanager
 def bars_on(stream: TextIO) -> Iterator[None]:
-    """Draw the bars of the body on a stream, because standard error goes elsewhere."""
+    """Draw the body's progress bars on a stream, because standard error goes elsewhere."""
     token = _terminal.set(stream)
     try:
         yield
@@ -31,7 +31,7 @@ def bars_on(stream: TextIO) -> Iterator[None]:
 
 
 def size(num_bytes: float) -> str:
-    """Return a number of bytes in the units of the Hub's pages.
+    """Format a number of bytes in the units of the Hub's pages.
 
     >>> size(988_097_824), size(519)
     ('988 MB', '519 B')
@@ -43,7 +43,7 @@ def size(num_bytes: float) -> str:
 
 
 class Arrived:
-    """The bytes of a download that have arrived, of `total`; `say` gets a line now and then if no bar is drawn."""
+    """Counts the bytes of a download that have arrived, of `total`; without a bar, `say` gets an occasional line."""
 
     def __init__(self, what: str, total: int, say: Say) -> None:
         self.what, self.total, self.num_bytes = what, total, 0

@@ -18,7 +18,7 @@ LOGIN = "`hf auth login`, or HF_TOKEN in the environment"
 def explained(place: HubPath, field: str, seen: str, how_far: Callable[[], str] = lambda: "") -> Iterator[None]:
     """Convert the body's errors of the Hub, of the network and of the cache to InvalidInput, at `field`.
 
-    `how_far` says what of a download had arrived.
+    `how_far` says how much of a download had arrived.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Requests to the Hub: every wait has a limit, and a process asks only if its user has not said offline."""
+"""Requests to the Hub: every wait has a limit, and a process sends no request if its user has set offline mode."""
 
 import os
 import threading
@@ -8,13 +8,14 @@ from typing import Any
 
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # huggingface_hub reads both
 WISH = "RLHF_HUB_OFFLINE"
-"""The user's own values of these, for ranks: there HF_HUB_OFFLINE is 1, so that no library asks the Hub anything."""
+"""The user's own values of these variables, for ranks: there HF_HUB_OFFLINE is 1, so that no library sends requests to
+the Hub."""
 ANSWER_SECONDS = 20.0  # without a byte, for a request that has no limit of huggingface_hub's own
 _lock = threading.RLock()
 
 
 def wish() -> str:
-    """Return the user's value of HF_HUB_OFFLINE, also if a gang has set the variable to 1 in this process."""
+    """Return the user's value of HF_HUB_OFFLINE, even if a gang has set the variable to 1 in this process."""
     return os.environ.get(WISH, next((value for name in OFFLINE if (value := os.environ.get(name))), ""))
 
 
@@ -22,7 +23,7 @@ def wish() -> str:
 def asking() -> Iterator[None]:
     """Let huggingface_hub ask the Hub while the body runs, unless the user wants no requests.
 
-    The libraries of a rank have no such permission: theirs is only taken away while this process asks.
+    A rank's libraries stay offline; their setting is suspended only while this process sends requests.
     """
     from huggingface_hub import constants
 

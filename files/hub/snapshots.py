@@ -23,30 +23,31 @@ from prefect_rlhf.files.hub.hub_path import HubPath
 from prefect_rlhf.files.hub.progress import Arrived, Say, bar_class, size
 from prefect_rlhf.files.hub.refusals import cache_of_hub, explained
 from prefect_rlhf.files.hub.session import asking
+from prefect_rlhf.files.model_folder import ADAPTER, ADAPTER_TENSORS, APART, CONFIG
 
 Part = Literal["config", "tokenizer", "all", "adapter"]
 """Which files of a model are needed: config.json, all but weights, all that a run reads, or an adapter's."""
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-ADAPTER, OF_ADAPTER = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SMALL = (
     *(CONFIG, INDEX, ADAPTER, "generation_config.json", "chat_template.jinja", "chat_template.json"),
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt"),
 )
 """The files of a model that are not weights. No code of a repository is among them."""
-OF_OURS = "scalar_head.safetensors"  # an export of this package; its index does not name it
 SMALLEST = ".gitattributes"  # a file of nearly every repository
 ROWS = (".parquet", ".jsonl", ".json", ".ndjson")
 MOST_SHOWN = 6  # files of a repository, in a message
 
 _log = logging.getLogger(__name__)
-_FILES: Mapping[Part, tuple[str, ...]] = {"config": (CONFIG,), "adapter": (ADAPTER, OF_ADAPTER)}
+_FILES: Mapping[Part, tuple[str, ...]] = {"config": (CONFIG,), "adapter": (ADAPTER, ADAPTER_TENSORS, APART)}
 _read: dict[tuple[Path, HubPath, Part], Path] = {}  # what this process has found whole, by the cache
 
 
 def in_words() -> str:
-    """Return a line on models and datasets by their names, without a request: their folder, its room, and the login."""
+    """Return a line about models and datasets by name, without a request: their folder, its free space, and the
+    login.
+    """
     from huggingface_hub import constants, get_token
 
     cache = cache_of_hub()
@@ -83,7 +84,7 @@ def model_folder(place: HubPath, field: str, seen: str, part: Part = "all", say:
     folder = _fetch(place, field, seen, _below(place, small), say) / place.inside
     _check_model(place, folder, field, seen, part)
     if part == "all":
-        _fetch(place, field, seen, _below(place, [*_weights(folder), OF_OURS]), say)
+        _fetch(place, field, seen, _below(place, [*_weights(folder), APART]), say)
     _read[key] = folder
     return folder
 
@@ -91,7 +92,7 @@ def model_folder(place: HubPath, field: str, seen: str, part: Part = "all", say:
 def dataset_folder(place: HubPath, field: str, seen: str, patterns: Sequence[str], say: Say = _log.warning) -> Path:
     """Return a repository's folder. Files that match a pattern of `fnmatch` are downloaded first.
 
-    Raises InvalidInput, at `field` and about the text `seen`, if none does: its line names files that exist.
+    Raises InvalidInput, at `field` and about the text `seen`, if no file does; the error names files that exist.
     """
     there = at_commit(place, field, seen)
     listed = listing(there, field, seen)
@@ -195,7 +196,7 @@ def _check_model(place: HubPath, folder: Path, field: str, seen: str, part: Part
         return
     prefix = f"{place.inside}/" if place.inside else ""
     names = {name.removeprefix(prefix) for name in files if name.startswith(prefix)}
-    if part == "adapter" and (missing := [name for name in _FILES[part] if name not in names]):
+    if part == "adapter" and (missing := [name for name in (ADAPTER, ADAPTER_TENSORS) if name not in names]):
         raise InvalidInput(field, seen, f"an adapter (LoRA) with {missing[0]}, which is not among its files")
     if part != "adapter" and CONFIG not in names:
         raise InvalidInput(field, seen, f"a model with {CONFIG}, {_instead(names, folder)}")

@@ -1,4 +1,4 @@
-"""The meaning of a store's errors: the missing part, and whether waiting may help."""
+"""Interprets a store's errors: which part is missing, and whether waiting may help."""
 
 import os
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ _WORDS = (  # texts in the errors of stores, and the missing part
 
 @contextmanager
 def explained(url: str, field: str) -> Iterator[None]:
-    """Translate a store's error to a reader into InvalidInput at `field`, with the path and the missing part."""
+    """Translate a reader's store error into InvalidInput at `field`, with the path and the missing part."""
     try:
         yield
     except Exception as error:
@@ -36,7 +36,7 @@ def explained(url: str, field: str) -> Iterator[None]:
 
 @contextmanager
 def uploading(url: str) -> Iterator[None]:
-    """Translate a store's error to a writer into OutputFailed, which names the remote path."""
+    """Translate a writer's store error into OutputFailed, which names the remote path."""
     try:
         yield
     except Exception as error:
@@ -63,7 +63,7 @@ def expected_of(error: Exception, url: str) -> str | None:
 
 
 def is_away(error: Exception) -> bool:
-    """Return whether a store does not answer now but may answer later, such as after a refused connection."""
+    """Whether a store does not answer now but may answer later, for example after a refused connection."""
     return not isinstance(error, RlhfError) and _missing(error) == ANSWER
 
 

@@ -10,8 +10,9 @@ from pathlib import Path, PurePath
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.hub.hub_path import SCHEME, HubPath, hub_path, is_name, named_model
 from prefect_rlhf.files.hub.progress import Say
-from prefect_rlhf.files.hub.snapshots import CONFIG, Part, at_commit, data_files, dataset_folder, listing
+from prefect_rlhf.files.hub.snapshots import Part, at_commit, data_files, dataset_folder, listing
 from prefect_rlhf.files.hub.snapshots import model_folder as model_of_hub
+from prefect_rlhf.files.model_folder import CONFIG
 from prefect_rlhf.files.remote_path import is_remote
 from prefect_rlhf.files.storage.mirror import fetch
 
@@ -24,7 +25,7 @@ _log = logging.getLogger(__name__)
 def model_folder(
     text: str, field: str, part: Part = "all", *, seen: str | None = None, say: Say = _log.warning
 ) -> Path:
-    """Return the folder of a model on this machine, which has at least `part` of its files.
+    """Return a model's folder on this machine, with at least `part` of its files.
 
     It is the folder `text` itself, the updated mirror of a remote folder, or the Hub's copy of a model by its name.
     Raises InvalidInput, at `field` and about the text `seen`, by default `text`, if a remote path or a name leads to no
@@ -36,7 +37,7 @@ def model_folder(
 
 
 def dataset_path(text: str, field: str, *, seen: str | None = None, say: Say = _log.warning) -> str:
-    """Return a dataset's path or pattern on this machine; what a remote one names is copied first.
+    """Return a dataset's path or pattern on this machine; remote files are copied first.
 
     Raises InvalidInput, at `field`, if the remote path is empty, or if its store refuses it or does not answer; about
     the text `seen`, by default `text`.
@@ -56,10 +57,10 @@ def dataset_path(text: str, field: str, *, seen: str | None = None, say: Say = _
 
 
 def pinned_model(text: str, field: str, commits: dict[str, str], say: Say) -> str:
-    """Return a model's path as all machines of a run read it: that of a repository on the Hub names its commit.
+    """Return a model's path as all machines of a run read it; for a repository on the Hub, the path names its commit.
 
-    `commits` has the commit of each repository and branch that is known, and gets the new ones. `say` gets a line on
-    the commit, and one if a folder of this machine has the name of a model. Raises InvalidInput, at `field`.
+    `commits` has the commit of each repository and branch that is known, and gets the new ones. `say` gets a line about
+    the commit, and a line if a local folder has the model's name. Raises InvalidInput, at `field`.
     """
     place = hub_path(text, field) or named_model(text, field)
     if place is None and is_name(text):
@@ -74,7 +75,7 @@ def pinned_dataset(text: str, field: str, commits: dict[str, str], say: Say) -> 
 
 
 def dataset_on_hub(text: str, field: str) -> str | None:
-    """Return the paths of the files of the dataset on the Hub that `text` names; None for a text that is no name.
+    """Return the files' paths for a dataset on the Hub named by `text`; None for a text that is not a name.
 
     If the Hub does not answer, or has no such dataset, only the form of such a path is returned.
     """
@@ -88,7 +89,7 @@ def dataset_on_hub(text: str, field: str) -> str | None:
 
 
 def is_on_hub(text: str) -> bool:
-    """Return whether a path begins with the Hub's scheme."""
+    """Whether a path begins with the Hub's scheme."""
     return text.startswith(SCHEME)
 
 

@@ -16,11 +16,11 @@ from prefect_rlhf.files.remote_path import cache_folder, remote_path, shown
 
 LOCKS = "locks"  # folder in the cache
 WAIT_SECONDS = 20.0
-"""The longest wait of a run for the end of its own earlier process."""
+"""How long a run waits for its own earlier process to end."""
 
 
 def lock_file(name: str) -> Path:
-    """Return the file whose lock stands for `name` on this machine; create its folder if needed."""
+    """Return the file with the lock for `name` on this machine; create its folder if needed."""
     locks = cache_folder() / LOCKS
     locks.mkdir(parents=True, exist_ok=True)
     return locks / blake2b(name.encode(), digest_size=12).hexdigest()
@@ -46,7 +46,7 @@ def writing_to(folder: Path) -> Iterator[None]:
 
 
 def is_live(path: Path) -> bool:
-    """Return whether a process of this machine writes to a mirror's file or folder, or to a folder above it."""
+    """Whether a process of this machine is writing to a mirror's file or folder, or to a folder above it."""
     url = remote_path(path)
     above = [] if url is None else [one for one in (path, *path.parents) if remote_path(one) is not None]
     return any(_is_held(one) for one in above)

@@ -1,6 +1,6 @@
 """Mirrors of remote paths on this machine: copies to read, made once by the first process that needs them.
 
-A file of the mirror is current if its size and its time are the store's; they are requested before each use.
+A file in the mirror is current if it has the store's size and time, which are requested before each use.
 """
 
 import fcntl

@@ -8,7 +8,7 @@ from typing import TypeVar
 from prefect_rlhf.files.storage.answers import expected_of, is_away
 
 PATIENCE_SECONDS = 60.0
-"""The longest wait for a store, from the first request without an answer; pyarrow's own retries count."""
+"""How long to wait for a store, from the first request without an answer; pyarrow's own retries count."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 15.0
 
 Answer = TypeVar("Answer")

@@ -1,4 +1,4 @@
-"""Upload of a mirror's files to its store. A chosen file of a folder is uploaded last.
+"""Uploads a mirror's files to its store. A chosen file of a folder is uploaded last.
 
 An object store has neither renames nor folders, so readers of a folder look for the file that is uploaded last.
 """

@@ -1,6 +1,7 @@
-"""A quiet run in somebody else's process, such as a script or a notebook: afterwards everything is as before.
+"""Runs quietly inside a user's process, such as a script or a notebook, and afterwards restores everything.
 
-A notebook's streams have no standard descriptors, so they are replaced too, and handlers of libraries with them.
+A notebook's streams don't write to the standard descriptors, so they are replaced too, and so are libraries' log
+handlers.
 """
 
 import atexit
@@ -20,7 +21,7 @@ OF_LIBRARIES = (
     *("prefect_rlhf", "prefect", "docket", "httpx", "httpcore"),
     *("vllm", "megatron", "transformers", "torch", "triton", "ray"),
 )
-"""Packages that write to the log file; the handlers of other loggers are a person's own, and write where they did."""
+"""Packages that write to the log file; handlers of other loggers are yours, and keep their targets."""
 
 
 class _Quiet:
@@ -36,11 +37,11 @@ _quiet = _Quiet()
 
 @contextmanager
 def quiet_process(log: Path) -> Iterator[Terminal]:
-    """While the body runs, send what libraries write to `log`; the process belongs to somebody else.
+    """While the body runs, send libraries' output to `log`.
 
-    A person's own log handlers write where they did before, and afterwards all is as it was. Of several runs at once,
-    all lines are on the same terminal, and all other output is in the log of the first. A log without any line of a run
-    is deleted. Raises OutputFailed if the file cannot be written.
+    Your own log handlers keep their targets, and afterwards everything is restored. If several runs overlap, their
+    lines go to the same terminal, and all other output to the first run's log. A log is deleted if no run wrote a line.
+    Raises OutputFailed if the file cannot be written.
     """
     with _quiet.lock:
         if _quiet.terminal is None:

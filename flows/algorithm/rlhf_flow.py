@@ -45,7 +45,7 @@ class AlgorithmFlow(FormFlow):
             raise
 
     def check_not_in_rank(self) -> None:
-        """Raise GraphError in a rank: it imports the file of an operator, and that file would start a run there."""
+        """Raise GraphError in a rank. A rank imports your file to find a function, and would otherwise start a run."""
         if IN_RANK in os.environ:
             name = self.algorithm.name
             raise GraphError(
@@ -54,7 +54,7 @@ class AlgorithmFlow(FormFlow):
 
 
 def check_by_name(called: str, arguments: Sequence[object]) -> None:
-    """Raise InvalidInput for arguments of a call without a name: a person counts on an order that there is not."""
+    """Raise InvalidInput for positional arguments: parameters are passed by name."""
     if arguments:
         right = f"parameters by name: {called}(actor=..., steps=...)"
         if isinstance(arguments[0], Mapping):

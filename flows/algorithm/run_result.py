@@ -38,7 +38,7 @@ class RunResult:
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> RunResult:
-        """Return the result of a flow run, whose lists may be those of JSON."""
+        """Return a flow run's result. Its lists may have become plain lists in JSON."""
         return cls(**{**found, "warnings": tuple(found.get("warnings", ()))})
 
     @classmethod

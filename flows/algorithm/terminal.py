@@ -1,6 +1,6 @@
-"""The terminal of a run: it shows the run's own lines; all other output of its processes goes to a log file.
+"""A run's terminal shows its own lines; all other output of its processes goes to a log file.
 
-Libraries, ranks and Prefect's temporary server write to the descriptors of standard output and error. Therefore these
+Libraries, ranks and Prefect's temporary server write to the descriptors of standard output and error, so these
 descriptors are redirected.
 """
 
@@ -30,7 +30,7 @@ STANDARD = (1, 2)  # descriptors of output and error
 class Terminal(logging.Handler):
     """Shows lines on the original standard error; the first line is preceded by the path of the log.
 
-    `log` also has all other output.
+    `log` gets these lines and all other output.
     """
 
     def __init__(self, stream: TextIO, log: Path) -> None:
@@ -44,7 +44,7 @@ class Terminal(logging.Handler):
         sys.stderr.flush()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show a line of the run's log; Prefect's own handler writes it to the log file."""
+        """Show a line of the run's log. Prefect's own handler writes it to the log file."""
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         self._show(f"{level}{record.getMessage()}")
 
@@ -95,7 +95,7 @@ def opened(log: Path) -> int:
 
 @contextmanager
 def descriptors_to(file: int) -> Iterator[list[int]]:
-    """Let the standard descriptors write to `file` while the body runs; yield copies of the original ones."""
+    """Redirect the standard descriptors to `file` while the body runs; yield copies of the originals."""
     before = [os.dup(descriptor) for descriptor in STANDARD]
     _redirect([file, file])
     try:

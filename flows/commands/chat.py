@@ -85,7 +85,7 @@ def generating_folder(model: str) -> Path:
 
 
 def answering(folder: Path, flags: ChatFlags) -> Answer:
-    """Load a model, and return the function that answers. Raises InvalidInput for a folder that does not load."""
+    """Load a model, and return a function that answers. Raises InvalidInput if the folder does not load."""
     import transformers  # imported here: --help and a wrong folder need no torch
     from safetensors import SafetensorError
 
@@ -109,7 +109,7 @@ def answering(folder: Path, flags: ChatFlags) -> Answer:
 
 
 def room_for(pipe: Any, asked: str | list[dict[str, str]]) -> int:
-    """Return the tokens that the model's context has left for an answer. Raises InvalidInput if it has none."""
+    """Return how many tokens of the model's context are left for an answer. Raises InvalidInput if it is full."""
     if isinstance(asked, str):
         used = len(pipe.tokenizer(asked)["input_ids"])
     else:

@@ -1,5 +1,6 @@
 """The command `prefect-rlhf`: its sub-commands, and its error messages."""
 
+import gc
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,8 @@ from prefect_rlhf.flows.commands.flags import PROGRAM, app_of, closest, explaine
 from prefect_rlhf.flows.commands.guesses import meant_word
 from prefect_rlhf.flows.hardware.installed_engines import ENGINES, missing_engine
 
+NEW_OBJECTS = 50_000
+"""Python looks for garbage after as many. After 700, its default, imports would take a tenth longer."""
 INTERRUPT_STATUS = 130  # a shell's status after Ctrl-C
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
@@ -41,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     If no plan fits or suffices, a table follows: memory use and remedies, or the clusters.
     """
+    if arguments is None:  # a process of its own
+        gc.set_threshold(NEW_OBJECTS)
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it warns of a missing torch, which only runs need
     try:
         return run_words(list(sys.argv[1:] if arguments is None else arguments))
@@ -62,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_words(words: list[str]) -> int:
-    """Run the command that the first word names, or `run` if it is the name of an algorithm or a flag of `run`."""
+    """Run the command that the first word names; `run` is implied if that word is an algorithm or a flag of `run`."""
     if not words or words[0] in ("--help", "-h", "--version"):
         front_page()(words)
         return 0 if words else 2
@@ -83,7 +88,7 @@ def front_page() -> App:
 
 
 def check_algorithm(word: str) -> None:
-    """Raise InvalidInput for a word that is neither an algorithm nor a command; the error names what it may mean."""
+    """Raise InvalidInput for a word that is neither an algorithm nor a command; the error suggests what you meant."""
     if ":" not in word and word not in (places := algorithm_places()):
         known = f"a command ({', '.join(COMMANDS)}) or an algorithm ({', '.join(places)}, or file.py:function)"
         near = meant_algorithm(word) if word.endswith(".py") else closest(word.lower(), (*COMMANDS, *places))

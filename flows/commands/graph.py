@@ -61,7 +61,7 @@ def graph(flags: Annotated[GraphFlags, ALL_AT_ONCE]) -> int:
 
 
 def read_graph(flow: AlgorithmFlow, name: str, parameters: Mapping[str, Any]) -> DataflowGraph:
-    """Return the graph of an algorithm; models and datasets need not be stated."""
+    """Return an algorithm's graph; you may leave out models and datasets."""
     from prefect_rlhf.blocks.model import Model  # imported here, as in graph
     from prefect_rlhf.flows.forms.plan_options import plan_options
     from prefect_rlhf.flows.planning.what_if import read_model_shape

@@ -1,4 +1,4 @@
-"""What a flag or word that does not exist was meant to be: habits from other trainers, and from other shells."""
+"""Guesses the meaning of an unknown flag or word: habits from other trainers and from other shells."""
 
 import re
 import shlex
@@ -41,7 +41,8 @@ _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"  # hyphens and dashes tha
 
 
 def meant_flag(word: str, names: Collection[str]) -> str:
-    """Return a hint at the flag or the parameter that an unknown flag means, among flags `names`; empty if unknown.
+    """Return a hint at the flag or parameter that an unknown flag means, among the flags `names`; empty without a
+    guess.
 
     >>> meant_flag("--config", ["--parameters"]), meant_flag("--algo.clip", ["-p"]), meant_flag("--qqq", ["-p"])
     ('; here: --parameters', '; here: -p algo.clip=VALUE', '')
@@ -56,7 +57,7 @@ def meant_flag(word: str, names: Collection[str]) -> str:
 
 
 def meant_argument(rest: Sequence[str], words: Sequence[str], names: Collection[str]) -> str:
-    """Return a hint at how to write the arguments `rest`, which are too many among the `words` of a command.
+    """Return a hint at how to write `rest`, the superfluous arguments among a command's `words`.
 
     >>> flags = ["--parameters", "--param", "-p"]
     >>> meant_argument(["mine.yaml"], [], flags), meant_argument(["steps=3"], [], flags)
@@ -94,7 +95,7 @@ def _name_before(first: str, words: Sequence[str]) -> str | None:
 
 
 def meant_pair(flag: str, text: str) -> str:
-    """Return how to write an assignment that has no `=`; empty if nobody can know.
+    """Return how to write an assignment that lacks `=`; empty without a guess.
 
     >>> meant_pair("--param", "steps:3"), meant_pair("--param", "mine.yaml"), meant_pair("--param", "steps")
     ('NAME=VALUE: steps=3', 'NAME=VALUE, or --parameters mine.yaml', '')

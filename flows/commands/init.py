@@ -73,14 +73,14 @@ class Pool:
 
     @property
     def names(self) -> dict[str, object]:
-        """The words for its name and devices in texts for people."""
+        """The pool's name and devices in words."""
         if self.gpus is None:
             return {"pool": "two-device-mesh", "devices": "two CPU devices", "number": 2}
         number = self.gpus.devices_per_node
         return {"pool": "gpus", "devices": f"{number} GPU{'s' if number > 1 else ''}", "number": number}
 
     def of(self, shipped: str) -> str:
-        """Return the shipped prefect.yaml with the definitions of this pool."""
+        """Return the shipped prefect.yaml with this pool's definitions."""
         if self.gpus is None:
             return shipped
         lines = {

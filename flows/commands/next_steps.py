@@ -1,4 +1,4 @@
-"""The last lines of a completed run: its models, and commands and a page for their use."""
+"""The last lines of a completed run: its models, and how to go on with them."""
 
 import os
 import shlex
@@ -15,9 +15,9 @@ ITS_TOPICS = "evaluate it, serve it, upload it, resume at another rate"
 
 
 def next_steps(command: Sequence[str], models: Mapping[str, str]) -> list[str]:
-    """Return the lines; `command` has the words of a run like this one, `models` the folders of trained models by role.
+    """Return the lines. `command` is the command of a run like this one; `models` maps each trained role to its folder.
 
-    Without a trained model there is no line.
+    Empty if no model was trained.
     """
     if not models:
         return []
@@ -49,7 +49,7 @@ def _name(assignment: str) -> str:
 
 
 def page_from_here() -> str:
-    """Return the path of the page in a clone around the working folder, or the name of the page without a clone."""
+    """Return the page's path if the working folder is in a clone, else the page's name."""
     here = Path.cwd()
     around = (folder / PAGE for folder in (here, *here.parents))
     found = next((page for page in around if page.is_file()), None)

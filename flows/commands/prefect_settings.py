@@ -1,4 +1,4 @@
-"""A wrong setting of Prefect: its import fails with an error that names neither the variable nor the file."""
+"""Checks Prefect's settings: its own import error names neither the variable nor the file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TABLES = ("prefect.toml", "pyproject.toml")
 
 
 def check_prefect_settings() -> None:
-    """Import Prefect. Raises InvalidInput with the variable or the file if a setting of it is wrong."""
+    """Import Prefect. Raises InvalidInput naming the variable or the file if a setting is wrong."""
     said = StringIO()
     try:
         with redirect_stderr(said):  # it prints an error and goes on; the next import raises it

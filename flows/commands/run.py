@@ -126,7 +126,7 @@ def run(flags: Annotated[RunFlags, ALL_AT_ONCE]) -> int:
 
 
 def words_of_new(flags: RunFlags, parameters: Mapping[str, Any]) -> list[str]:
-    """Return the command, as words, that starts a run like this one without resuming from a checkpoint."""
+    """Return the command, as words, that starts a run like this one from the beginning, not from a checkpoint."""
     stated = dict.fromkeys(text.partition("=")[0] for text in flags.param)
     words = words_of(replace(flags, param=tuple(text for text in flags.param if not text.startswith(RESUME))))
     for name, none in (("resume_from", "null"), ("resume_changes", "[]")):
@@ -135,7 +135,7 @@ def words_of_new(flags: RunFlags, parameters: Mapping[str, Any]) -> list[str]:
 
 
 def words_of(flags: RunFlags) -> list[str]:
-    """Return the words of a run's command, without the checkpoint from an earlier `resume_from`."""
+    """Return the words of a run's command, without an earlier `resume_from`."""
     words = [PROGRAM, "run", flags.algorithm]
     words += ["--parameters", str(flags.parameters)] if flags.parameters else []
     words += ["--devices", str(flags.devices)] if flags.devices is not None else []

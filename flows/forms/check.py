@@ -39,7 +39,7 @@ def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, An
 
 
 def checked_value(parameter: inspect.Parameter, value: Any, has: Has | None = None) -> Any:
-    """Return a value converted to the type of its parameter. Raises InvalidInput for the first mistake."""
+    """Convert a value to its parameter's type. Raises InvalidInput for the first mistake."""
     refuse_left_out(parameter.name, value)
     try:
         return _validated(parameter.name, parameter.annotation, completed(parameter.default, value))
@@ -48,7 +48,7 @@ def checked_value(parameter: inspect.Parameter, value: Any, has: Has | None = No
 
 
 def completed(default: Any, value: Any) -> Any:
-    """Return a group of settings, completed from `default`; any other value is returned unchanged.
+    """Fill in a settings group from `default`; return any other value unchanged.
 
     For example, a flow's own `algo: PPO = PPO(batch_size=8)` keeps its 8 rows if a file sets another key of `algo`.
     """
@@ -95,7 +95,7 @@ def invalid_input(
 ) -> InvalidInput:
     """Return the first mistake that pydantic found in the parameter `name`, set to `value`, as an InvalidInput.
 
-    Of unknown keys all are returned. With `has`, a correction names only parameters that there are.
+    Unknown keys are all reported together. With `has`, corrections name only parameters that this flow has.
     """
     first = error.errors()[0]
     field = ".".join((name, *without_branches(first["loc"])))

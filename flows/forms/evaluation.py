@@ -1,4 +1,4 @@
-"""Named sets of prompts for the evaluation of a run: their data, rewards and sampling, and the calls that they add."""
+"""Named evaluation sets: their prompts, rewards and sampling, and the calls that they add to a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", 
 
 
 class EvaluationSet(Settings):
-    """A named set of prompts for the evaluation of a run's model, the sampling of its responses, and their scores.
+    """A named set of prompts to evaluate a run's model on, with the sampling of responses and their reward.
 
     >>> EvaluationSet(data=Prompts(path="math.jsonl"), samples=4).samples
     4
@@ -64,7 +64,7 @@ class EvaluationSet(Settings):
         return self
 
     def trace(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Add the calls of the set `name` to the body's: responses, their scores, and the record with the metrics.
+        """Add the calls of the set `name` to the body: generate responses, score them, and record the metrics.
 
         Raises InvalidInput for a set without a reward, and for settings that neither the set nor the algorithm states.
         """
@@ -93,7 +93,7 @@ class EvaluationSet(Settings):
         compute(record_set, rollout, scores, settings=settings, every=every, name=call_name(name))
 
     def recorded(self, name: str, max_new_tokens: int) -> SetSettings:
-        """Return the settings with which this set is recorded; its responses have at most this many tokens."""
+        """Return the settings for recording this set; its responses have at most this many tokens."""
         return SetSettings(
             folder=call_name(name),
             samples=self.samples,
@@ -151,7 +151,7 @@ EVALUATION_PARAMETER = inspect.Parameter(
 
 
 def call_name(name: str) -> str:
-    """Return the name of the call that records a set, with which the names of its metrics begin.
+    """Return the name of the call that records a set; its metrics' names begin with it.
 
     >>> call_name("math")
     'evaluation_math'
@@ -160,7 +160,7 @@ def call_name(name: str) -> str:
 
 
 def metric_name(written: str) -> str:
-    """Return a metric's name in the files of a run, also for the name that begins as the parameter does.
+    """Return a metric's name as in a run's files; `written` may also begin as the parameter does.
 
     >>> metric_name("evaluation.math.pass@4"), metric_name("record_evaluation.score")
     ('evaluation_math.pass@4', 'record_evaluation.score')
@@ -170,7 +170,7 @@ def metric_name(written: str) -> str:
 
 
 def answering(trace: Trace, field: str) -> str:
-    """Return the role that answers: the one that generates first, or else is trained as a language model."""
+    """Return the role that answers: the first that generates, or else the language model that is trained."""
     generating = [call.role for call in trace.calls if call.kind == "generate" and call.role]
     trained = [call.role for call in trace.calls if call.kind == "train_step" and call.role]
     speaking = [role for role in (*trained, *trace.models) if trace.models[role].head != "scalar"]
@@ -180,13 +180,13 @@ def answering(trace: Trace, field: str) -> str:
 
 
 def datasets_in(arguments: Mapping[str, Any]) -> dict[str, DatasetParameter]:
-    """Return the datasets among a run's arguments by the dotted names of their parameters, also of sets."""
+    """Return the datasets among a run's arguments, including those of sets, by the dotted names of their parameters."""
     found = {name: value for name, value in arguments.items() if isinstance(value, DatasetParameter)}
     return found | {data_name(name): one.data for name, one in arguments.get(EVALUATION, {}).items()}
 
 
 def with_others(arguments: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's arguments with other values of some parameters, also at the names of `datasets_in`."""
+    """Return a run's arguments with `others` in place of some; names may be dotted, as in `datasets_in`."""
     changed = {name: others.get(name, value) for name, value in arguments.items()}
     if sets := arguments.get(EVALUATION):
         changed[EVALUATION] = {
@@ -196,7 +196,7 @@ def with_others(arguments: Mapping[str, Any], others: Mapping[str, Any]) -> dict
 
 
 def plays_of(dataset: str, arguments: Mapping[str, Any]) -> list[Play]:
-    """Return the plays of a dataset's rows: a set may have its own, or a reward in place of the run's play."""
+    """Return the plays for a dataset's rows: a set may have its own play, or a reward instead of the run's play."""
     shared = [value for value in arguments.values() if isinstance(value, Play)]
     sets = {data_name(name): one for name, one in arguments.get(EVALUATION, {}).items()}
     own = sets.get(dataset)

@@ -75,8 +75,8 @@ def form_entry(
 def own_parameters(body: Callable[..., None]) -> list[inspect.Parameter]:
     """Return the body's parameters as keyword parameters, with types in place of the types' names.
 
-    The last is that of the named sets on which a run of any algorithm evaluates. Raises GraphError for a body that has
-    one of its name.
+    The last parameter, `evaluation`, names sets that any algorithm's run can evaluate on. Raises GraphError if the body
+    has a parameter of this name.
     """
     hints = typing.get_type_hints(body, include_extras=True)
     if EVALUATION in inspect.signature(body).parameters:

@@ -1,4 +1,4 @@
-"""Values that a file of parameters leaves out: secrets, and what YAML cannot hold.
+"""Leaves values out of a parameter file: secrets, and values that YAML cannot hold.
 
 A text stands in their place, which `--parameters` refuses with the field and the reason. So no run takes a default, or
 the text itself, for the value.
@@ -14,7 +14,7 @@ from prefect_rlhf.errors.errors import Missing
 LEFT_OUT = "<left out of this file: "
 SECRET = "a secret"
 NAMES_OF_OTHERS = ("columns", "chat_template_kwargs", "functions", "limits", "placement", "role_deadlines")
-"""Groups whose keys a person chose: names of columns, variables, rewards, metrics, calls and roles."""
+"""Groups with keys that you choose: names of columns, variables, rewards, metrics, calls and roles."""
 OF_SECRETS = ("env", "headers")
 """Groups of an MCP server that hold its credentials."""
 LEAST_CHARACTERS = 8  # of a variable's value that is looked for in texts
@@ -90,7 +90,7 @@ def _is_secret(text: str, known: tuple[str, ...]) -> bool:
 
 
 def refuse_left_out(field: str, value: Any) -> None:
-    """Raise Missing, with the field, for a value that a file of parameters left out."""
+    """Raise Missing, naming the field, for a value that a parameter file left out."""
     if isinstance(value, str) and value.startswith(LEFT_OUT):
         why = value.removeprefix(LEFT_OUT).removesuffix(">")
         raise Missing(field, f"its value, which the file left out: {why}; -p {field}=VALUE")

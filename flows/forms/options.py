@@ -100,7 +100,7 @@ class Form(Settings):
 
     @classmethod
     def signature(cls) -> list[inspect.Parameter]:
-        """Return these fields as keyword parameters of a flow function."""
+        """Return these fields as a flow function's keyword parameters."""
         return [
             inspect.Parameter(
                 name,
@@ -113,9 +113,9 @@ class Form(Settings):
 
     @classmethod
     def described(cls, doc: str, own: Mapping[str, str]) -> str:
-        """Return `doc` with a section of arguments: Prefect's form takes the descriptions of parameters from it.
+        """Return `doc` with an `Args` section, from which Prefect's form takes the parameters' descriptions.
 
-        `own` are the descriptions of further parameters by name; an empty one has no line.
+        `own` describes further parameters by name; an empty description gets no line.
         """
         descriptions = {**own, **{name: field.description for name, field in cls.model_fields.items()}}
         lines = [f"    {name}: {line}" for name, line in descriptions.items() if line]
@@ -208,11 +208,11 @@ class RunOptions(Form):
 
     @property
     def stated_words(self) -> dict[str, dict[str, Any]]:
-        """The stated words of each call; a call without any is left out."""
+        """The stated words of each call; calls without stated words are left out."""
         return {call: words for call, placed in self.placement.items() if (words := placed.stated)}
 
     @classmethod
     def split(cls, parameters: Mapping[str, Any]) -> tuple[RunOptions, dict[str, Any]]:
-        """Return the options among a run's parameters, and the arguments of the algorithm's body."""
+        """Split a run's parameters into these options and the arguments of the algorithm's body."""
         options = {name: value for name, value in parameters.items() if name in cls.model_fields}
         return cls(**options), {name: value for name, value in parameters.items() if name not in options}

@@ -1,4 +1,4 @@
-"""The order of an algorithm's parameters in a form, and a line about each: models, data, settings, then the others."""
+"""Orders an algorithm's parameters in a form (models, data, settings, then the others) and describes each in a line."""
 
 import inspect
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ ALGO = "Settings of the algorithm."
 def in_order(own: Sequence[inspect.Parameter]) -> list[inspect.Parameter]:
     """Return an algorithm's parameters as a person fills them in: models, data, settings, then the others.
 
-    Within each of these, the order of the body stays.
+    Within each group, the body's order stays.
     """
     return sorted(own, key=_place)
 
@@ -41,7 +41,7 @@ def _place(parameter: inspect.Parameter) -> int:
 
 
 def described_parameter(parameter: inspect.Parameter) -> str:
-    """Return a line about a parameter: that of its type if it has one. It is empty if the type's class says enough."""
+    """Return a parameter's line: its type's description, or empty if the type's class says enough."""
     if own := _own_description(parameter.annotation):
         return own
     kinds = types_at(parameter.annotation, ())

@@ -1,4 +1,4 @@
-"""The parameters of a run as a file that `--parameters` accepts unchanged, and that starts the same run again."""
+"""Writes a run's parameters as a file that `--parameters` accepts unchanged, and that starts the same run again."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ NOT_OF_A_RUN = ("dry_run",)
 
 
 def plain_parameters(signature: inspect.Signature, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a run, defaults included, as plain values that the form reads as the same parameters.
+    """Return a run's parameters, defaults included, as plain values that the form reads back as the same parameters.
 
     `values` are checked parameters. A text that the form refuses stands in place of a secret, and of a value that YAML
     cannot hold: an object of a type of your own, for example.
@@ -42,7 +42,7 @@ def _plain(parameter: inspect.Parameter, value: Any) -> Any:
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the dotted name and both values of each difference of two runs' parameters; None for a missing value.
+    """Yield each difference between two runs' parameters: dotted name and both values, None for a missing value.
 
     >>> list(changed({"algo": {"lr": 1, "size": 8}, "seed": 1}, {"algo": {"lr": 2, "size": 8}}))
     [('algo.lr', 1, 2), ('seed', 1, None)]

@@ -30,5 +30,5 @@ class PlacementWords(Settings, Entries):
 
     @property
     def stated(self) -> dict[str, Any]:
-        """The words that are stated, by name."""
+        """The stated words, by name."""
         return self.model_dump()

@@ -1,4 +1,4 @@
-"""The parameter that scores responses: a reward model or Python functions. Its keys show which."""
+"""The parameter that scores responses: a reward model or Python functions, told apart by their keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Reward = Annotated[Annotated[Model, Tag("<model>")] | Annotated[HostRewards, Tag
 def with_reward_weights(algo: GRPO, reward: Model | HostRewards | None) -> GRPO:
     """Copy the reward functions' weights into the settings, for an advantage that applies them itself (gdpo).
 
-    Raises InvalidInput for weights that you set elsewhere than at the functions.
+    Raises InvalidInput if you set weights anywhere but at the functions.
     """
     if algo.reward_weights:
         raise NotUsed("algo.reward_weights", algo.reward_weights, "each entry of reward.functions has its own weight")
@@ -38,7 +38,7 @@ def with_reward_weights(algo: GRPO, reward: Model | HostRewards | None) -> GRPO:
 
 
 def check_scorer(reward: Model | HostRewards | None, play: Play | None, algo: GRPO | None = None) -> None:
-    """Raise InvalidInput unless either a reward or a play scores the responses, and for settings that no play has."""
+    """Raise InvalidInput unless exactly one of reward and play scores responses, and for settings that no play has."""
     if reward is None and play is None:
         raise Missing("reward", "a reward model or functions, or a play, which scores its own rows")
     if reward is not None and play is not None:
@@ -56,7 +56,7 @@ def check_scorer(reward: Model | HostRewards | None, play: Play | None, algo: GR
 def scored(
     reward: Model | HostRewards | None, rollout: RowsHandle, *, every: int | None = None, name: str | None = None
 ) -> RowsHandle:
-    """Return the scores of a rollout by a reward; without a reward the rollout itself, which its play has scored."""
+    """Score a rollout with a reward; without a reward, its play has scored it already and it is returned unchanged."""
     return rollout if reward is None else score(reward, rollout, every=every, name=name)
 
 

@@ -1,4 +1,4 @@
-"""The shape of a parameter's value, for a message: how the value that somebody wrote belongs into a group or a list."""
+"""Describes the shape of a parameter's value in messages: how to write a value that belongs in a group or a list."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,13 +11,13 @@ from prefect_rlhf.errors.right_value import written
 from prefect_rlhf.errors.wrong_setting import without_branches
 
 MAIN = ("path", "function")
-"""Fields that stand for their whole group: who writes `actor: m0` means its path."""
+"""Fields that may stand for their whole group: `actor: m0` means its path."""
 MOST_KEYS = 8
 _IS_FUNCTION = re.compile(r"[\w./-]+:\w+")
 
 
 def types_at(annotation: Any, place: Sequence[int | str]) -> list[Any]:
-    """Return the possible types of a field, an item or a mapping's value inside a type."""
+    """Return the possible types of a field, item or mapping value within a type."""
     found = list(_options(annotation))
     for key in without_branches(place):
         found = [one for kind in found for inner in _inside(kind, key) for one in _options(inner)]
@@ -30,7 +30,7 @@ def keys_of(types: Sequence[Any]) -> list[str]:
 
 
 def shape_of(types: Sequence[Any], seen: Any) -> str:
-    """Return how a value would be written that one of these types allows, with `seen` in it; empty if nobody can know.
+    """Return how to write a value of one of these types, with `seen` in it; empty if that can't be guessed.
 
     >>> from prefect_rlhf.blocks.model import Model
     >>> shape_of([Model], "m0"), shape_of([dict[str, float]], 1800), shape_of([list[Literal["a", "b"]]], "x")
@@ -71,7 +71,7 @@ def _plain(types: Sequence[Any], seen: Any) -> str:
 
 
 def group_in_words(types: Sequence[Any], seen: Any) -> str:
-    """Say what would be right for a value in place of a group or a mapping.
+    """Describe the right value, if a group or a mapping was expected.
 
     >>> from prefect_rlhf.tasks.settings import Update
     >>> group_in_words([Update], 2)

@@ -1,4 +1,4 @@
-"""A share between 0 and 1, as a number or in per cent."""
+"""A share between 0 and 1, as a number or as a percentage."""
 
 import re
 from typing import Annotated
@@ -9,7 +9,7 @@ from prefect_rlhf.placement.devices.mesh import MOST_ROOM
 
 
 def read_share(value: object) -> object:
-    """Return the number of a text in per cent; any other value as it is.
+    """Convert a percentage such as "5%" to a number; return any other value unchanged.
 
     >>> read_share("12.5%"), read_share(0.1), read_share("ten")
     (0.125, 0.1, 'ten')

@@ -1,4 +1,4 @@
-"""Corrects unknown keys: by the option of another trainer that they are, or by similar keys."""
+"""Corrects unknown keys: another trainer's option gets its counterpart here, any other key similar keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Has = Callable[[str], bool]
 
 
 def unknown_parameters(others: Mapping[str, Any], signature: inspect.Signature) -> InvalidInput:
-    """Return the error for parameters that a flow does not have, with the correction of each, also inside of groups."""
+    """Return the error for parameters that a flow does not have, with a correction for each, inside groups too."""
     names, has = list(signature.parameters), has_parameter(signature)
     found: list[UnknownKey] = []
     for name, value in others.items():
@@ -33,7 +33,7 @@ def unknown_parameters(others: Mapping[str, Any], signature: inspect.Signature) 
 
 
 def several(unknown: Sequence[UnknownKey]) -> InvalidInput:
-    """Return one error for unknown keys. For many options of another trainer, it names the command for files."""
+    """Return one error for several unknown keys. If many are another trainer's, it suggests `translate`."""
     if len(unknown) <= FEW:
         return SeveralMistakes.of(unknown)
     # Imported here, as below: right parameters need no dictionary.
@@ -63,14 +63,14 @@ def hint(word: str, keys: Sequence[str], noun: str = "keys", has: Has | None = N
 
 
 def meaning(field: str, value: object, has: Has | None = None) -> str:
-    """Return the parameters that another trainer's word means, at a parameter that does not have it."""
+    """Return our parameters that another trainer's word means when used at `field`, which does not have it."""
     from prefect_rlhf.flows.forms.dictionary.answer import meant_by
 
     return meant_by(field, value, has)
 
 
 def has_parameter(signature: inspect.Signature) -> Has:
-    """Return a function that says whether a flow has the parameter of a dotted name."""
+    """Return a function that says whether a flow has a parameter with this dotted name."""
 
     def has(path: str) -> bool:
         name, *fields = path.split(".")

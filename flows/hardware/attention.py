@@ -15,7 +15,7 @@ ADDITIONS = {
 
 
 def attention_lines(graph: DataflowGraph, plans: Sequence[ExecutionPlan]) -> list[str]:
-    """Return a line for each kernel, with the roles that attend with it in an engine whose kernels torch chooses."""
+    """Return a line for each attention kernel with the roles that use it, for engines whose kernels torch chooses."""
     roles: dict[AttentionKernel, list[str]] = {}
     for plan in plans:
         for instance in instances(graph, plan):

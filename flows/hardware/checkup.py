@@ -1,4 +1,4 @@
-"""A check of a host before its first run: builds, driver, compiler, memory, and each engine on all devices at once."""
+"""Checks a host before its first run: builds, driver, compiler, memory, and each engine on all devices together."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Finding:
 
 
 def findings(kind: Backend | None, devices: int | None) -> Iterator[Finding]:
-    """Check this host for runs on `devices` of `kind`; yields each fact as it is known, the quick checks first.
+    """Check this host for runs on `devices` of `kind`; yield each finding as soon as it is known, quick checks first.
 
-    Without `kind`, it is that of a run without a kind; without `devices`, all GPUs or two cores are checked. The
-    engines are not started if an earlier check fails.
+    `kind` defaults as for a run, `devices` to all GPUs, or two cores. The engines are not started if an earlier check
+    fails.
     """
     chosen = chosen_kind(kind)
     yield Finding("kind", chosen if kind or chosen == "cuda" else f"cpu; {why_no_gpu()}")

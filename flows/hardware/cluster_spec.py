@@ -1,4 +1,4 @@
-"""Clusters as text, such as `16x8:h100`, converted to shape, hardware of each node, network and profiles."""
+"""Reads clusters from text such as `16x8:h100`: shape, each node's hardware, network and profiles."""
 
 import re
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ CPU_MEMORY_BYTES = 8 * GIB  # of a rank without a GPU: the default of a Cluster 
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """`num_nodes` equal nodes; `device` is the name of a datasheet, of the `described` device, or `cpu`."""
+    """`num_nodes` equal nodes. `device` names a datasheet or the `described` device, or is `cpu`."""
 
     num_nodes: int
     devices_per_node: int
@@ -39,7 +39,7 @@ class NodeGroup:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of a device, from its datasheet."""
+        """A device's memory, from its datasheet."""
         return CPU_MEMORY_BYTES if self.device == "cpu" else self.sheet.memory_bytes
 
     @property
@@ -52,7 +52,7 @@ Groups = tuple[NodeGroup, ...]
 
 
 def parse_cluster(text: str, described: Datasheet | None = None) -> tuple[NodeGroup, ...]:
-    """Return groups of equal nodes, in the order of the nodes; a kind may be the device `described` by hand.
+    """Parse a cluster into groups of equal nodes, in order; a kind may be the device `described` by hand.
 
     Raises InvalidInput for an invalid cluster, and for a described device that no node has.
 
@@ -65,11 +65,11 @@ def parse_cluster(text: str, described: Datasheet | None = None) -> tuple[NodeGr
 
 
 def parse_clusters(text: str, num_nodes: Sequence[int] = (), described: Datasheet | None = None) -> tuple[Groups, ...]:
-    """Return the clusters of a list, each with the sizes `num_nodes` and its own, in ascending order.
+    """Parse a list of clusters. Each comes in the sizes `num_nodes` and in its own, in ascending order.
 
-    A kind without a size, such as `h100`, stands for nodes of eight devices; it has the sizes `num_nodes` alone.
-    Raises InvalidInput for an invalid cluster, for a described device that no node has, for a kind without a size if
-    there are no `num_nodes`, and for nodes of several kinds if there are.
+    A kind without a size, such as `h100`, stands for nodes of eight devices; it has the sizes `num_nodes` alone. Raises
+    InvalidInput for an invalid cluster, for a described device that no node has, for a kind without a size if
+    `num_nodes` is empty, and for nodes of several kinds if it is not.
 
     >>> [groups[0].num_nodes for groups in parse_clusters("h100,1x4:l40s", [2, 4])]
     [2, 4, 1, 2, 4]
@@ -118,10 +118,10 @@ def site_of(
 ) -> Site:
     """Return the site that `groups` describe.
 
-    `memory_gib` is the memory of every device; by default, each has the memory of its datasheet. `call_seconds` is the
-    host overhead of a call, apart from its layers; by default, the estimate for our runtime. `host_memory_gib` is the
-    memory of each node's host for offloading and checkpoints; by default, that of `usual_host_bytes`. `headroom` is the
-    share of each device that no plan may use; None keeps the usual room.
+    `memory_gib` is every device's memory, by default its datasheet's. `call_seconds` is the host overhead of a call,
+    apart from its layers; by default, the estimate for our runtime. `host_memory_gib` is the memory of each node's host
+    for offloading and checkpoints; by default, that of `usual_host_bytes`. `headroom` is the share of each device's
+    memory that plans must leave free; None keeps the usual share.
 
     Raises InvalidInput for a cluster that no plan could span, and for a headroom that leaves nothing.
     """

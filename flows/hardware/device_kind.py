@@ -1,4 +1,4 @@
-"""The choice between GPUs and processor cores: as the user says, else GPUs if builds and a visible GPU allow."""
+"""Chooses between GPUs and CPU cores: what the user says, else GPUs if one is visible and the builds are for GPUs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from prefect_rlhf.placement.memory.bytes import byte_size
 def local_cluster(devices: int | None = None, kind: Backend | None = None) -> ClusterShape:
     """Return a cluster of this machine's devices, a single device by default; its `backend` is their kind.
 
-    Without `kind`, the devices are GPUs if the installed engines are built for them and this process sees a GPU.
-    Raises InvalidInput for more devices than there are, and for a kind that this process cannot use.
+    Without `kind`, the devices are GPUs if the installed engines are built for them and this process sees a GPU. Raises
+    InvalidInput for more devices than the machine has, and for a kind that this process cannot use.
     """
     if kind is not None:
         check_kind(kind)
@@ -47,7 +47,7 @@ def all_gpus() -> ClusterShape:
 
 
 def unheld_devices(devices: int | None = None, kind: Backend | None = None) -> Lease:
-    """Return the lease of a dry run on `local_cluster`: no device is held. Raises the same errors."""
+    """Return the lease of a dry run on `local_cluster`, which holds no device. Raises the same errors."""
     cluster = local_cluster(devices, kind)
     return dry_lease(cluster, cluster.backend)
 
@@ -59,7 +59,7 @@ def check_leased_gpus(leased: Lease) -> None:
 
 
 def device_line(leased: Lease) -> str:
-    """Return the first line of a run's log: its devices, and why they are no GPUs."""
+    """Return the first line of a run's log: its devices and, if they are not GPUs, why."""
     number = leased.mesh.num_devices
     if leased.kind == "cpu":
         reason = why_no_gpu() or "kind: cpu is set, though this machine has GPUs"

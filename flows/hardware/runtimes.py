@@ -20,7 +20,7 @@ class Runtime:
 
 
 OURS = Runtime("prefect-rlhf", RUNTIME, "readings of an H100")
-"""Our engines, with which a run of ours is predicted."""
+"""Our engines, which a run's predictions assume."""
 PUBLIC = Runtime("public", replace(RUNTIME, matmul=0.62, taken_layer_seconds=0.43), "half of the public runs")
 """One runtime for all public runs, NeMo-RL, verl and prime-rl of 2025 and 2026. Two constants differ from ours. They
 were fitted to half of the runs (benchmarks/public_runs.py): what products reach within a whole engine, and the host's
@@ -48,7 +48,7 @@ def with_runtime(site: Site, other: Runtime, call_seconds: float | None = None) 
 
 
 def runtime_of(node: Hardware) -> Runtime | None:
-    """Return the runtime whose constants a node has, apart from `call_seconds`; None for constants of no runtime."""
+    """Return the runtime with a node's constants, apart from `call_seconds`; None if no runtime has them."""
     alike = (each for each in RUNTIMES.values() if each.efficiency == _with_call_of(node.efficiency, each.efficiency))
     return next(alike, None)
 

@@ -1,4 +1,4 @@
-"""The machine around a run: it needs folders that it can write, and enough open files."""
+"""Checks the machine around a run: writable folders, and enough open files."""
 
 import math
 import os
@@ -20,9 +20,10 @@ OWN = "~/.prefect-rlhf"  # leases of local runs, stored plans, probes and profil
 
 
 def check_surroundings(devices: int = 1, *, own_leases: bool = False) -> None:
-    """Raise InvalidInput, by name, for a folder that cannot be written, or if too few files may be open.
+    """Raise InvalidInput for a folder that cannot be written (the error names it), or if too few files may be open.
 
-    `own_leases`: the run leases its `devices` itself, in the folder `OWN`. A soft limit of open files is raised.
+    `own_leases` means that the run leases its `devices` itself, in the folder `OWN`. A soft limit on open files is
+    raised.
     """
     check_open_files(OPEN_FILES + PER_DEVICE * devices)
     for name, folder in written_folders(own_leases=own_leases):
@@ -35,7 +36,7 @@ def check_surroundings(devices: int = 1, *, own_leases: bool = False) -> None:
 
 
 def check_open_files(least: int) -> None:
-    """Raise the soft limit of open files to `least` or more. Raises InvalidInput if the hard limit is lower."""
+    """Raise the soft limit on open files to `least` or more. Raises InvalidInput if the hard limit is lower."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in limits)
     if hard < least:
@@ -49,7 +50,7 @@ def _set_by(name: str) -> str:
 
 
 def written_folders(*, own_leases: bool) -> Iterator[tuple[str, Path]]:
-    """Yield the folders outside the output folder that a run writes, each with the variable that sets it."""
+    """Yield the folders outside the output folder that a run writes to, each with the variable that sets it."""
     try:
         yield "TMPDIR", Path(gettempdir())
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""From a question to its answer: read it, plan, and, if requested, explain it and compare clusters."""
+"""Answers a question: read it, plan and, if requested, explain the plan and compare clusters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -36,10 +36,10 @@ ShowProgress = Callable[[Progress], None]
 def answer_question(
     options: PlanOptions, progress: ShowProgress | None = None, stated: Sequence[str] | None = None
 ) -> PlanAnswer:
-    """Plan according to the options; `stated` are the words that state parameters, for the command that runs the plan.
+    """Plan for these options. `stated` is how the user stated parameters, for the command that runs the plan.
 
-    Raises InvalidInput or GraphError with a single-line message if no plan is possible. If a plan is given, the report
-    of a PlanDoesNotFit includes its price.
+    Raises InvalidInput or GraphError with a single-line message if no plan is possible. If you gave a plan, a
+    PlanDoesNotFit reports its price too.
     """
     check_sizes(options.sweep)
     clusters = read_clusters(options)
@@ -165,7 +165,7 @@ def _planned(
 
 
 def read_words(options: PlanOptions, graph: DataflowGraph) -> Words:
-    """Return the words of placements among the parameters. Raises InvalidInput for wrong words and calls."""
+    """Return the placement words among the parameters. Raises InvalidInput for wrong words and calls."""
     parameter = next(each for each in RunOptions.signature() if each.name == "placement")
     stated = checked_value(parameter, options.parameters.get("placement", {}))
     words = {call: placed.stated for call, placed in stated.items() if placed.stated}

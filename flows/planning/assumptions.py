@@ -1,4 +1,4 @@
-"""The assumptions of an answer, for values neither stated nor measured, each with the field that changes it."""
+"""The assumptions behind an answer: values neither stated nor measured, each with the option that changes it."""
 
 from collections.abc import Iterator
 from math import exp
@@ -19,7 +19,7 @@ PIECES = 7  # groups of equal lengths below the limit; the cost model evaluates 
 
 
 def tail(limit: int) -> LengthDistribution:
-    """Return response lengths with a long tail cut at `limit`: log-normal, with a mean of 0.39 times the limit.
+    """Return response lengths with a long tail, cut at `limit`: log-normal, with a mean of 0.39 times the limit.
 
     >>> round(tail(1000).mean), tail(1000).longest, tail(1).shares
     (390, 1000, ((1, 1.0),))
@@ -34,9 +34,9 @@ def tail(limit: int) -> LengthDistribution:
 
 
 def assumptions(question: Question, states_imbalance: bool = False) -> Iterator[str]:
-    """Yield a line for each assumption behind the answer's seconds.
+    """Yield a line for each assumption behind the predicted times.
 
-    `states_imbalance`: the question states its expert imbalance.
+    `states_imbalance` says whether the question states its expert imbalance.
     """
     yield from assumed_of_models(question)
     yield from assumed_of_rows(question, states_imbalance)
@@ -44,7 +44,7 @@ def assumptions(question: Question, states_imbalance: bool = False) -> Iterator[
 
 
 def assumed_of_rows(question: Question, states_imbalance: bool = False) -> Iterator[str]:
-    """Yield the assumptions about the rows, which a person may know better."""
+    """Yield the assumptions about the rows, which you may know better."""
     workload = question.workload
     longest = workload.responses.longest
     if workload.responses == tail(longest) and longest > 1:

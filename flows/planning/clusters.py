@@ -1,4 +1,4 @@
-"""The clusters of a question: those that the options name, and the sizes of a sweep, each with its question."""
+"""The clusters of a question: those that the options name, or the sizes of a sweep, each with its question."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -41,7 +41,7 @@ def named_cluster(options: PlanOptions) -> ClusterSize | None:
 
 
 def cluster_size(groups: Groups) -> ClusterSize:
-    """Return the row of a cluster in the table."""
+    """Return a cluster's row in the table."""
     kind = "+".join(dict.fromkeys(group.device for group in groups))
     name = "+".join(f"{group.num_nodes}x{group.devices_per_node}:{group.device}" for group in groups)
     return ClusterSize(name, kind, sum(group.num_nodes for group in groups), groups[0].devices_per_node)
@@ -50,7 +50,7 @@ def cluster_size(groups: Groups) -> ClusterSize:
 def questions_by_cluster(
     question: Question, options: PlanOptions, clusters: Sequence[Groups]
 ) -> Mapping[ClusterSize, Question]:
-    """Return the question on each cluster, with the profiles of the question."""
+    """Return the question on each cluster, with the question's profiles."""
     profiles = question.site.sources.profiles
     return {
         cluster_size(groups): replace(question, site=named_site(options, groups).with_profiles(profiles))

@@ -23,7 +23,7 @@ YOURS = "YOURS.yaml"  # in the command: a file with the models' folders and the 
 
 
 def fit_line(certificate: Certificate, plan: ExecutionPlan) -> str:
-    """Return whether a plan fits, with the fullest device, and the bytes of each that are kept free."""
+    """Return whether a plan fits, with the fullest device, and how many bytes stay free on each."""
     cluster, peak = plan.cluster, certificate.fullest
     if peak is None:
         return "fits: no device is used"
@@ -42,7 +42,7 @@ def fit_line(certificate: Certificate, plan: ExecutionPlan) -> str:
 
 
 def steps_line(seconds: float, work: IterationWork, steps: int, record: Range | None) -> str:
-    """Return the seconds and dollars of a step, the range of public runs, and the same for a number of steps."""
+    """Return a step's seconds and dollars, the range of public runs, and the same for `steps` steps."""
     per_hour = work.dollars_per_hour
     each, every = (f", {money(per_hour * s / 3600)}" if per_hour else "" for s in (seconds, steps * seconds))
     named = f"{steps} step{'s' if steps > 1 else ''}"
@@ -51,16 +51,16 @@ def steps_line(seconds: float, work: IterationWork, steps: int, record: Range | 
 
 
 def planned_steps(options: PlanOptions) -> int:
-    """Return the number of steps that the question's parameters state, or the usual number."""
+    """Return the number of steps that the question states, or the usual number."""
     stated = options.parameters.get("steps")
     return stated if isinstance(stated, int) and stated > 0 else STEPS
 
 
 def run_command(options: PlanOptions, question: Question, stated: Sequence[str] | None = None) -> str:
-    """Return the command that runs the plan of the output folder.
+    """Return the command that runs the plan written to the output folder.
 
-    `stated` are the words of the question's own command that state parameters; None: the parameters of the options,
-    word by word. What other options state of the job follows, since the plan is for it.
+    `stated` is how the question's own command stated parameters; None writes the options' parameters one by one. Other
+    options that the plan depends on follow.
     """
     words = list(_words(options.parameters)) if stated is None else list(stated)
     if "--parameters" not in words:
@@ -76,7 +76,7 @@ def run_command(options: PlanOptions, question: Question, stated: Sequence[str] 
 
 
 def place_of(site: Site) -> str:
-    """Return in words the work pool that runs the plan; empty for this machine."""
+    """Describe the work pool that runs the plan; empty for this machine."""
     nodes, devices = site.cluster.num_nodes, site.cluster.devices_per_node
     return f", in a work pool of {nodes} x {devices} devices" if nodes > 1 else ""
 

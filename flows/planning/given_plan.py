@@ -1,4 +1,4 @@
-"""A plan that a person wrote, priced and certified next to the plan of the search."""
+"""A plan that you wrote, priced and certified next to the search's plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from prefect_rlhf.placement.schedule.estimate import Estimate
 
 @dataclass(frozen=True, slots=True)
 class GivenPlan:
-    """The plan of a file as a run would use it, its estimate, and its certificate."""
+    """A file's plan as a run would use it, with its estimate and certificate."""
 
     plan: ExecutionPlan
     estimate: Estimate
@@ -32,7 +32,7 @@ class GivenPlan:
     def read(cls, path: str, question: Question) -> GivenPlan:
         """Read a plan for the question's graph and devices.
 
-        Raises InvalidInput with a single-line message if it cannot run. A plan that exceeds the memory is still priced.
+        Raises InvalidInput with a single-line message if it cannot run. A plan that exceeds memory is still priced.
         """
         graph, site = question.graph, question.site
         plan = aligned(check_plan(read_plan(path, without_room(site.cluster)), graph, site.mesh), graph)
@@ -41,16 +41,16 @@ class GivenPlan:
         return cls(plan, question.estimate(plan), certify_plan(plan, graph, question.workload, site.backend))
 
     def with_room_of(self, question: Question) -> ExecutionPlan:
-        """Return the plan for a search, whose plans keep the question's room."""
+        """Return the plan with the question's headroom, which a search's plans keep."""
         return replace(self.plan, cluster=replace(self.plan.cluster, room=question.site.cluster.room))
 
     @property
     def row(self) -> PresetResult:
-        """The plan as a row of the table of plans."""
+        """The plan's row in the table of plans."""
         return PresetResult(self.plan.name, self.plan, self.estimate, "" if self.certificate.fits else "does not fit")
 
     def text(self, planned: Planned) -> str:
-        """Return a few lines that compare it with the bound, with the plan of the search, and with the memory."""
+        """Return a few lines that compare it with the bound, the search's plan and the memory."""
         seconds, bound = self.estimate.seconds, planned.lower_bound_seconds
         above = seconds / bound - 1
         against = (
@@ -67,7 +67,7 @@ class GivenPlan:
         )
 
     def beside(self, error: InvalidInput) -> PlanDoesNotFit:
-        """Return the error of a search without a plan, extended by a report on this plan."""
+        """Return the error of a search that found no plan, extended by a report on this plan."""
         found = (error.report,) if isinstance(error, PlanDoesNotFit) else ()
         mine = (
             f"{self.plan.name}: {self.estimate.seconds:.4g} s per iteration by the estimate; no other plan was found",

@@ -1,12 +1,12 @@
-"""Hints of an answer: properties of the question that make every plan for it slower than necessary."""
+"""Hints about the question itself: properties that slow down every plan for it."""
 
 from prefect_rlhf.placement.planner.question import Question
 
 
 def uneven_batch(question: Question) -> str | None:
-    """Return a hint with better numbers of rows if a training call's rows do not divide over a node's devices.
+    """Return a hint with better batch sizes if a training call's rows do not divide evenly over a node's devices.
 
-    None if they do, and for a batch of less than a row per device and mini-batch.
+    None if they divide, and for batches of less than a row per device and mini-batch.
     """
     devices = 1 << (question.site.cluster.devices_per_node.bit_length() - 1)  # strategies divide by powers of two
     for call in question.graph:

@@ -1,4 +1,4 @@
-"""How many devices are enough, for a question that no plan fits: the smallest of some larger clusters."""
+"""Finds out how many devices would be enough if no plan fits: tries a few larger clusters."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -18,9 +18,9 @@ MOST_NODES = 64  # of the largest cluster that is tried; each doubling takes a s
 
 
 def with_enough_devices(error: TooLittleMemory, question: Question, options: PlanOptions) -> TooLittleMemory:
-    """Return the error with the number of devices of the same kind that are enough, if a larger cluster has a plan.
+    """Add to the error how many devices of the same kind are enough, if a larger cluster has a plan.
 
-    Nodes of several kinds, and pinned calls, are left alone.
+    Clusters with several kinds of nodes and pinned calls are left alone.
     """
     groups = parse_cluster(options.cluster, read_device(options.device)) if options.cluster else ()
     words = enough_devices({groups: question}, options)
@@ -28,9 +28,9 @@ def with_enough_devices(error: TooLittleMemory, question: Question, options: Pla
 
 
 def enough_devices(questions: Mapping[Groups, Question], options: PlanOptions) -> str:
-    """Return in words how many devices of each kind are enough, if the question fits none of the clusters.
+    """Return in words how many devices of each kind are enough, if the question fits on no cluster of its own.
 
-    Nodes of several kinds, and pinned calls, are left alone: the words are then empty.
+    Empty for clusters with several kinds of nodes, and for pinned calls.
     """
     if options.pins:
         return ""
@@ -52,7 +52,7 @@ def _in_words(groups: Groups, question: Question, options: PlanOptions) -> str:
 
 
 def enough_nodes(groups: Groups, question: Question, options: PlanOptions) -> Groups | None:
-    """Return the smallest larger cluster on which a short search finds a plan; None if the largest has none."""
+    """Return the smallest larger cluster on which a short search finds a plan; None if even the largest has no plan."""
 
     def suffices(larger: Groups) -> bool:
         site = named_site(options, larger).with_profiles(question.site.sources.profiles)

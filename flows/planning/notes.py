@@ -1,4 +1,4 @@
-"""Notes of an answer: lines about this plan that a person can act on."""
+"""Notes of an answer: things about this plan that you can act on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROVED = "proved: no plan is faster than this one"
 
 
 def notes(question: Question, planned: Planned, work: IterationWork, *, states_imbalance: bool) -> Iterator[str]:
-    """Yield an answer's notes; those that hinder a run come first."""
+    """Yield an answer's notes, obstacles to a run first."""
     yield from not_run(question)
     if hint := uneven_batch(question):
         yield hint
@@ -67,7 +67,7 @@ def bases(graph: DataflowGraph, plan: ExecutionPlan) -> Iterator[str]:
 
 
 def of_placement(call: Call, placed: Placement, question: Question) -> Iterator[str]:
-    """Yield in words the unusual decisions of a placement: offloads, a limited cache."""
+    """Describe a placement's unusual decisions, such as offloading or a limited cache."""
     if placed.offload != "none":
         what = "optimizer states" if placed.offload == "optimizer" else "weights"
         what = "weights and optimizer states" if (placed.offload, call.kind) == ("all", "train_step") else what
@@ -83,7 +83,7 @@ def of_placement(call: Call, placed: Placement, question: Question) -> Iterator[
 
 
 def rows_of_a_micro_batch(call: Call, placed: Placement) -> str:
-    """Return the micro-batches of a call with the rows of each: `128 of 1 row`; `1` for a single micro-batch."""
+    """Return a call's micro-batches with the rows of each: `128 of 1 row`; `1` for a single micro-batch."""
     count = placed.micro_batches
     if count == 1:
         return "1"
@@ -107,7 +107,7 @@ def not_run(question: Question) -> Iterator[str]:
 
 
 def models_not_run(graph: DataflowGraph) -> Iterator[str]:
-    """Yield a line for each model that can be planned but not run, and for each reader that lacks some tokens."""
+    """Yield a line for each model that can be planned but not run, or that lacks tokens in the rows it reads."""
     roles: dict[tuple[str, str], list[str]] = defaultdict(list)
     for model in graph.models:
         if model.shape.not_run:

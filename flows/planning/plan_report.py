@@ -1,4 +1,4 @@
-"""The answer to a what-if, for people and machines: text, Markdown, and the files of its folder."""
+"""The answer to a what-if question, for people and machines: text, Markdown, and files in a folder."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -65,22 +65,22 @@ class PlanAnswer:
 
     @cached_property
     def work(self) -> IterationWork:
-        """The work of an iteration, and the price of its devices."""
+        """The work of an iteration, and its devices' price."""
         return IterationWork.of(self.question.graph, self.question.workload, self.dollars_per_hour)
 
     @cached_property
     def speeds(self) -> Mapping[str, CallSpeed]:
-        """Each call's speed under the plan, by the call's name."""
+        """Each call's speed under the plan, by call name."""
         return self._speeds(self.planned.estimate)
 
     @cached_property
     def public_range(self) -> Range | None:
-        """The seconds of public runs of this kind, by their record; None if no record is about the answer."""
+        """How long public runs of this kind would take; None if no such run is on record."""
         return public_range(self.question, self.planned.plan)
 
     @cached_property
     def first_lines(self) -> Sequence[str]:
-        """Whether it fits, time and price of a step, and the command that runs it, or the reason for its absence."""
+        """The first lines: whether it fits, a step's time and price, and the command that runs it (or why none can)."""
         planned = self.planned
         blocked = next(not_run(self.question), "")
         run = blocked or (f"run it{place_of(self.question.site)}: {self.command}" if self.command else "")
@@ -110,7 +110,7 @@ class PlanAnswer:
 
     @cached_property
     def details(self) -> Sequence[Section]:
-        """The answer's background: the question, the assumptions, the proof, every call, and the memory."""
+        """The background of the answer: question, assumptions, proof, every call, and memory."""
         given, assumed = self.given, assumptions(self.question, self.states_imbalance)
         sections = [
             Section("Question", question_text(self.question)),
@@ -125,7 +125,7 @@ class PlanAnswer:
 
     @cached_property
     def screen_rows(self) -> list[dict[str, str]]:
-        """The calls with models of every step as rows of a table: devices, strategy, speed."""
+        """The model calls of every step as table rows: devices, strategy, speed."""
         graph, plan = self.question.graph, self.planned.plan
         rows = []
         for call, row in zip(graph, self.plan_rows, strict=True):
@@ -165,7 +165,7 @@ class PlanAnswer:
 
     @cached_property
     def plan_rows(self) -> list[dict[str, str]]:
-        """The plan as rows of a table, each with the speed of its call."""
+        """The plan as table rows, with each call's speed."""
         graph = self.question.graph
         return with_speeds(plan_rows(without_orders(self.planned.plan, graph), graph), self.speeds)
 
@@ -184,7 +184,7 @@ class PlanAnswer:
 
     @cached_property
     def files(self) -> Mapping[str, str]:
-        """Name and content of each file except the report. The plan file begins with its summary as comments."""
+        """Each file's name and content, apart from the report. The plan file begins with its summary as comments."""
         plan = without_orders(self.planned.plan, self.question.graph)
         files = {
             "plan.yaml": plan_file(self.planned, plan, self.work),
@@ -209,7 +209,7 @@ class PlanAnswer:
         return "\n\n".join(section.text for section in shown)
 
     def to_json(self, paths: Mapping[str, Path]) -> str:
-        """Return the answer for a machine, with the paths of its files."""
+        """Return the answer as JSON, with the files' paths."""
         planned, plan = self.planned, without_orders(self.planned.plan, self.question.graph)
         return json.dumps(
             {
@@ -244,7 +244,7 @@ class PlanAnswer:
 
 
 def figures(planned: Planned, work: IterationWork, speeds: Mapping[str, CallSpeed]) -> dict[str, Any]:
-    """Return the figures of a plan for machines: of an iteration, and of each call by its name."""
+    """Return a plan's figures for machines: for an iteration, and for each call by name."""
     fullest, seconds = planned.certificate.fullest, planned.seconds
     return {
         "seconds": seconds,
@@ -263,7 +263,7 @@ def figures(planned: Planned, work: IterationWork, speeds: Mapping[str, CallSpee
 
 
 def without_orders(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
-    """Return the plan without device orders, if a run would choose the same orders: it is shorter to read."""
+    """Return the plan without device orders if a run would choose the same orders, because it is shorter to read."""
     plain = replace(plan, placements=tuple((name, replace(old, device_order=())) for name, old in plan.placements))
     return plain if aligned(plain, graph) == plan else plan
 
@@ -278,7 +278,7 @@ def explanation_text(explanations: Sequence[Explanation]) -> str:
 
 
 def question_text(question: Question) -> str:
-    """Return the question, with the values that were filled in."""
+    """Describe the question, with the values that were filled in."""
     graph, cluster, workload = question.graph, question.site.cluster, question.workload
     nodes = question.site.sources.nodes
     kinds = " and ".join(dict.fromkeys(node.device.name for node in nodes))

@@ -1,4 +1,4 @@
-"""The record of public runs: their seconds over the estimated seconds, and the range of an answer that follows."""
+"""The record of public runs: measured seconds over our estimate, and the range that follows for an answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ training alone. Half of the runs set two constants, the others none."""
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The seconds that a step would have taken in public runs of its kind, by the record."""
+    """The step time, in seconds, to expect from public runs of this kind."""
 
     kind: Kind
     least: float
@@ -40,10 +40,10 @@ class Range:
 
 
 def public_range(question: Question, plan: ExecutionPlan) -> Range | None:
-    """Return the range of a plan's step. None on CPUs, if a profile has measured the calls, and for a model with an
-    adapter, of which there is no public run.
+    """Return the range of a plan's step time. None on CPUs, with measured profiles, and with adapters, for which no
+    public run is on record.
 
-    It is the estimate of the plan with the constants of public runs, times the record of its kind.
+    The range is the estimate with the constants of public runs, times the ratios on record.
     """
     site = question.site
     if site.backend != "cuda" or site.sources.profiles or any(model.adapter for model in question.graph.models):

@@ -64,7 +64,7 @@ def read_question(flow: AlgorithmFlow, options: PlanOptions) -> Question:
 
 
 def read_imbalance(options: PlanOptions, graph: DataflowGraph) -> float:
-    """Return the expert imbalance of the options, or the assumed one. Raises NotUsed if no model has experts."""
+    """Return the expert imbalance of the options, or the assumed value. Raises NotUsed if no model has experts."""
     if options.expert_imbalance is None:
         return EXPERT_IMBALANCE
     if not any(model.shape.experts for model in graph.models):
@@ -79,7 +79,7 @@ def read_model_shape(role: str, model: Model) -> ModelSpec:
 
 
 def with_named_bases(models: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
-    """Return the models with the content of their bases: a known name stands for a base if an adapter has that base.
+    """Fill in the content of bases: if an adapter's base is known only by name, the name stands for its weights.
 
     A language model of that name without an adapter is the base itself. A scalar model without an adapter was trained
     from it, so it has other weights. Without any adapter, a name is just a size.
@@ -118,7 +118,7 @@ def read_site(options: PlanOptions, models: Mapping[str, ModelSpec]) -> Site:
 
 
 def named_site(options: PlanOptions, groups: Groups) -> Site:
-    """Return the site of a cluster with the memory and network of the options, without profiles."""
+    """Return a named cluster as a site, with the memory and network of the options and without profiles."""
     memory, call_seconds = options.device_memory_gib, options.call_seconds
     site = site_of(groups, options.network, memory, call_seconds, options.host_memory_gib, options.headroom)
     return site if options.runtime == OURS.name else with_runtime(site, runtime(options.runtime), call_seconds)
@@ -135,7 +135,7 @@ def read_profile(file: Path, models: Mapping[str, ModelSpec], devices: Sequence[
 
 
 def resize_evaluation(graph: DataflowGraph, inputs: RunInputs) -> DataflowGraph:
-    """Return the graph with evaluations on an absent dataset resized to the number of items in a step."""
+    """Return the graph with evaluations of absent datasets resized to a step's number of items."""
     trained = [call for call in graph if call.every is None]
     num_items = max(call.span // call.rows.rows_per_item for call in trained)
     evaluated = inputs.datasets.keys() - inputs.sources.keys() - {call.rows.dataset for call in trained}
@@ -150,7 +150,7 @@ def resize_evaluation(graph: DataflowGraph, inputs: RunInputs) -> DataflowGraph:
 
 
 def expect_turns(graph: DataflowGraph, played: PlayedTurns | None) -> DataflowGraph:
-    """Return the graph whose plays are expected to have turns, answers and delays as those `played` before."""
+    """Return the graph with the turns, answers and delays of `played` expected of its plays."""
     if played is None:
         return graph
     return replace(
@@ -169,8 +169,8 @@ def read_workload(
 ) -> Workload:
     """Return the workload with the given lengths; missing lengths come from the data, if it exists.
 
-    Unknown response lengths have a tail, up to the most tokens that may be sampled. If no call generates, any token may
-    be a scored token, so all of them count as responses.
+    Unknown response lengths have a long tail, up to the sampling limit. If no call generates, any token may be scored,
+    so all tokens count as responses.
     """
     trained = next(call for call in graph if call.every is None)
     of_run = run_workload(graph, inputs) if trained.rows.dataset in inputs.sources else None

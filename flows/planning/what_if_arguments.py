@@ -1,4 +1,4 @@
-"""The arguments of a flow function with models that have no weights yet and datasets that need not exist."""
+"""Fills in a flow function's arguments for a question: models without weights, datasets that need not exist."""
 
 import inspect
 import typing
@@ -28,7 +28,7 @@ SCALAR_ROLES = ("critic", "reward", "cost", "cost_critic")  # the roles whose de
 def read_arguments(flow: AlgorithmFlow, options: PlanOptions, responses: LengthDistribution | None) -> dict[str, Any]:
     """Return the body's arguments, typed. Unnamed models and datasets are filled in.
 
-    If the options state the lengths of `responses`, the algorithm may sample the longest of them.
+    If the options state lengths of `responses`, the sampling limit is the longest of them.
     """
     hints = typing.get_type_hints(flow.algorithm.body)
     names = inspect.signature(flow.algorithm.body).parameters

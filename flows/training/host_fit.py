@@ -1,4 +1,4 @@
-"""Whether the host has memory for a run on CPU: its processes take more than the tensors of a certificate."""
+"""Checks that the host has enough memory for a run on CPU: processes need more than a certificate's tensors."""
 
 import socket
 from collections.abc import Iterable
@@ -13,9 +13,9 @@ from prefect_rlhf.placement.memory.processes import HostNeed, host_needs
 
 
 def check_host(certificates: Iterable[Certificate], lease: Lease) -> None:
-    """Log what the processes of a run on CPU take of this host, under the plan that takes most.
+    """Log how much host memory a CPU run's processes need, under the plan that needs most.
 
-    Raises InvalidInput if the host has less than they take at the least. Ranks of other machines are not checked.
+    Raises InvalidInput if the host has less than their minimum. Ranks of other machines are not checked.
     """
     if lease.kind != "cpu" or lease.cluster.num_nodes > 1:
         return
@@ -28,7 +28,7 @@ def check_host(certificates: Iterable[Certificate], lease: Lease) -> None:
 
 
 def refuse_what_does_not_fit(need: HostNeed, free: FreeMemory) -> None:
-    """Raise InvalidInput if even the lowest estimate of the need exceeds the free memory."""
+    """Raise InvalidInput if even the lowest estimate exceeds the free memory."""
     if need.least_bytes > free.num_bytes:
         right = f"at most {_room(free)}: fewer devices, bfloat16, smaller models, or a host with more memory"
         raise InvalidInput("memory of the host", f"at least {byte_size(need.least_bytes)}", right)

@@ -1,4 +1,4 @@
-"""Convert a run's parameters to models and datasets, with every check that needs no device."""
+"""Turns a run's parameters into models and datasets, with every check that needs no device."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ Source = PromptDataset | PreferenceDataset | ChatDataset
 class RunInputs:
     """The models and datasets among a run's parameters, by parameter name.
 
-    `checked_rows` are the rows of each dataset that were checked, `checked_items` their items. `commits` are those of
-    the Hub's repositories, by repository and branch.
+    `checked_rows` and `checked_items` say which rows and items of each dataset were checked. `commits` maps the Hub's
+    repositories and branches to commits.
     """
 
     models: Mapping[str, ModelSpec]
@@ -64,7 +64,7 @@ class RunInputs:
         return (*lines, *(end_remark(self.tokenizer, *end) for end in ends))
 
     def read_by(self, role: str) -> RunInputs:
-        """Return these inputs, read with the tokenizer of a role. Raises InvalidInput for rows that it cannot serve."""
+        """Return these inputs, read with a role's tokenizer. Raises InvalidInput for rows that don't work with it."""
         model = self.models[role]
         tokenizer, eos_token, template = model.path, model.eos_token, model.chat_template
         read_with = {(source.tokenizer, source.eos_token, source.template) for source in self.sources.values()}
@@ -81,9 +81,9 @@ class RunInputs:
         return replace(self, sources=sources, tokenizer=tokenizer)
 
     def checked(self, read: Mapping[str, Sequence[int]] = MappingProxyType({})) -> RunInputs:
-        """Check the items of each large dataset that a run reads, or all items if the dataset is not in `read`.
+        """Check large datasets: the items in `read`, or all items of a dataset that is not in it.
 
-        Smaller datasets are checked whole. Raises InvalidInput for rows that would fail in some step.
+        Small datasets were checked completely already. Raises InvalidInput for rows that would fail in some step.
         """
         vocabulary = next(model.shape.vocab_size for model in self.models.values() if model.path == self.tokenizer)
         checked, items_of = {}, {}
@@ -96,20 +96,20 @@ class RunInputs:
         return replace(self, checked_rows=checked, checked_items=items_of)
 
     def warnings(self) -> tuple[str, ...]:
-        """Return log lines about facts that the rows' tokens do not show."""
+        """Return log lines about problems that the tokens alone do not show."""
         return tuple(line for source in self.sources.values() for line in source.warnings())
 
     @property
     def context(self) -> int:
-        """Tokens of the longest sequence that all models accept."""
+        """The longest sequence that all models accept, in tokens."""
         return shortest_context(self.models)
 
 
 def at_commits(arguments: Mapping[str, Any], known: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return a run's parameters with the commits of repositories on the Hub, and the commits by repository and branch.
+    """Fix the Hub's repositories in a run's parameters to commits; also return the commits by repository and branch.
 
-    A `known` commit is taken as it is: a resumed run reads what the run before it has read. Missing files are
-    downloaded. Raises InvalidInput for a repository that the Hub does not have or does not give.
+    A `known` commit is kept, so a resumed run reads the same files as the run before it. Missing files are downloaded.
+    Raises InvalidInput for a repository that the Hub does not have or does not give.
     """
     commits: dict[str, str] = dict(known)
     pinned: dict[str, Any] = {}
@@ -151,7 +151,7 @@ def read_run_inputs(arguments: Mapping[str, Any]) -> RunInputs:
 
 
 def with_adapter(spec: ModelSpec, model: Model) -> ModelSpec:
-    """Return the specification with the model's adapter, which is new or read from its folder, and its base's format.
+    """Return the specification with the model's adapter (new or from a folder) and its base's format.
 
     Raises InvalidInput for an adapter or a format that does not suit the model.
     """
@@ -208,12 +208,12 @@ def prompts_among(sources: Mapping[str, Source]) -> dict[str, PromptDataset]:
 
 
 def shortest_context(models: Mapping[str, ModelSpec]) -> int:
-    """Return the tokens of the longest sequence that all models accept."""
+    """Return the longest sequence that all models accept, in tokens."""
     return min(model.shape.max_position_embeddings for model in models.values())
 
 
 def open_source(name: str, value: DatasetParameter, tokenizer: str, say: Say = silent) -> Source:
-    """Open a dataset as ranks read it. While it checks many rows, `say` gets a line now and then."""
+    """Open a dataset as ranks read it. During a long check, `say` gets progress lines."""
     settings = value.model_dump(exclude={"saved", "columns"}) | {"column_paths": value.columns, "say": say}
     if isinstance(value, Prompts):
         return PromptDataset(name, tokenizer=tokenizer, **settings)
@@ -231,7 +231,7 @@ def _on_check(source: Source, checked: int, seconds: float) -> str:
 
 
 def longest_sequence(graph: DataflowGraph, inputs: RunInputs) -> int:
-    """Return the tokens of the longest row, prompt and response. Raises InvalidInput if a model accepts fewer."""
+    """Return the longest row (prompt and response) in tokens. Raises InvalidInput if a model accepts fewer."""
     lengths, context = row_lengths(graph, inputs.longest), inputs.context
     for call in (call for call in graph if lengths.get(call.name, 0) > context):
         limit = call.row_limit

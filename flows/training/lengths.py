@@ -1,4 +1,4 @@
-"""Parse lengths of prompts and responses: a number, shares, or the rollouts of an earlier run; and turns of plays."""
+"""Parses lengths of prompts and responses (a number, shares, or an earlier run's rollouts), and turns of plays."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def parse_lengths(text: str, field: str, segment: Segment) -> LengthDistribution
 
 
 def rollout_lengths(path: str, field: str, segment: Segment) -> LengthDistribution:
-    """Read lengths of prompts or responses from the rollouts of a run in a file or folder, which `field` names."""
+    """Read prompt or response lengths from a run's rollouts; `field` names the option with the file or folder."""
     stored = StoredRows(field, path)
     responses = [len(logprobs) for logprobs in stored.read("logprobs")]
     if segment == "response":
@@ -56,7 +56,7 @@ def names_rollouts(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PlayedTurns:
-    """Means over the rows of plays: turns, and the tokens of all answers; over answers, seconds (None: unknown)."""
+    """Means over played rows: turns, tokens of all answers, and seconds to answer (None: unknown)."""
 
     turns: float
     observed: float
@@ -95,9 +95,9 @@ def _answer_seconds(rollouts: Path) -> float | None:
 
 
 def distribution(lengths: Sequence[int]) -> LengthDistribution:
-    """Return a distribution of at most 16 lengths.
+    """Summarise lengths as a distribution of at most 16.
 
-    With more than 16 different lengths, each returned length is the longest of equally many rows.
+    With more than 16 different lengths, rows are divided into 16 equal parts, each represented by its longest row.
 
     >>> distribution([3, 5]).shares, distribution(range(1, 65)).shares[:2]
     (((3, 0.5), (5, 0.5)), ((4, 0.0625), (8, 0.0625)))
@@ -109,7 +109,7 @@ def distribution(lengths: Sequence[int]) -> LengthDistribution:
 
 
 def together(prompts: LengthDistribution, answers: LengthDistribution) -> LengthDistribution:
-    """Return the lengths of whole rows, for independent lengths of prompts and answers.
+    """Return the lengths of whole rows, if prompt and answer lengths are independent.
 
     >>> together(LengthDistribution.fixed(10), LengthDistribution.of({1: 1, 2: 1})).shares
     ((11, 0.5), (12, 0.5))

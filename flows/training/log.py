@@ -19,7 +19,7 @@ _kept: ContextVar[list[tuple[int, str]] | None] = ContextVar("rlhf_kept_lines", 
 
 
 def log_info(line: str) -> None:
-    """Write a line to the flow run's log, or to the terminal outside of a run."""
+    """Write a line to the flow run's log or, outside a run, to the terminal."""
     _write(INFO, line)
 
 
@@ -29,7 +29,7 @@ def log_warning(line: str) -> None:
 
 
 def log_now(line: str) -> None:
-    """Write a line at once, also where lines are kept: it says how far long work is."""
+    """Write a line at once, even where lines are kept: it reports the progress of long work."""
     _log().log(INFO, "%s", line)
 
 
@@ -66,7 +66,7 @@ def _log() -> Logger | LoggingAdapter:
 
 @contextmanager
 def engines_in_log() -> Iterator[None]:
-    """Copy warnings of engines and storage to the run's log, such as waiting for a store, here or in a rank."""
+    """Copy warnings of engines and storage, such as waiting for a store, to the run's log, here or in a rank."""
     handler, loggers = _ToRunLog(), [logging.getLogger(f"prefect_rlhf.{room}") for room in ("engines", "files")]
     propagated = [logger.propagate for logger in loggers]
     for logger in loggers:

@@ -1,4 +1,4 @@
-"""The probed speeds of a run: kept from the run that it continues, else stored, else measured before a search."""
+"""Speeds measured before a search, unless the run it continues has them or they are stored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prefect_rlhf.placement.cost.times.contradiction import contradictions
 from prefect_rlhf.placement.models.model import Dtype
 
 SPEEDS = "speeds.json"
-"""The file of a run folder with the speeds that its plan was chosen by: a resumed run keeps its plan."""
+"""The run folder's file with the speeds that its plan was chosen by, so that a resumed run keeps its plan."""
 
 
 def with_speeds(request: RunRequest) -> RunRequest:
@@ -56,7 +56,7 @@ def _is_due(request: RunRequest, stored: KnownSpeeds | None) -> bool:
 
 
 def contradicted_profiles(request: RunRequest) -> Iterator[str]:
-    """Yield a log line for each profile that the run uses and the probe of its devices contradicts."""
+    """Yield a log line for each profile in use that the probe of its devices contradicts."""
     sources, speeds = request.cost_sources, request.speeds
     probed = {each.dtype for each in speeds.by_dtype} if speeds else set()
     for profile in sources.profiles:
@@ -74,7 +74,7 @@ def dtypes(request: RunRequest) -> tuple[Dtype, ...]:
 
 
 def earlier_speeds(request: RunRequest, key: str) -> KnownSpeeds | None:
-    """Return the speeds of the run that this run continues; None for another machine or other software."""
+    """Return the speeds of the run that this run continues; None if that was another machine or other software."""
     if request.checkpoint is None:
         return None
     file = request.checkpoint.folder.parent.parent / SPEEDS

@@ -47,8 +47,8 @@ from prefect_rlhf.tasks.tracing.heads import adapter_remarks
 class RunRequest:
     """A checked request for a run. It continues from `checkpoint`, or starts from step 1 if that is None.
 
-    `speeds` are those of the lease's devices, if they were probed. `reward_warnings` are of the rewards' trial. The
-    lease's cluster has the headroom of `spec`, or the usual room; raises InvalidInput if it leaves nothing.
+    `speeds` are the probed speeds of the lease's devices, if any. `reward_warnings` come from trying the rewards. The
+    lease's cluster gets the headroom of `spec`, or the usual headroom. Raises InvalidInput if no memory is left.
     """
 
     spec: RunSpec
@@ -67,17 +67,17 @@ class RunRequest:
 
     @cached_property
     def cost_sources(self) -> CostSources:
-        """Times of the lease's devices, read once on first use. Raises InvalidInput for unknown hardware."""
+        """Times of the lease's devices, read on first use. Raises InvalidInput for unknown hardware."""
         return measured_sources(self.graph.models, self.lease, self.speeds)
 
     @cached_property
     def tokenizers(self) -> Tokenizers:
-        """The tokenizers of the roles. Raises InvalidInput for a tokenizer that cannot be read."""
+        """The roles' tokenizers. Raises InvalidInput for a tokenizer that cannot be read."""
         return tokenizers_of(self.graph)
 
     @property
     def question(self) -> Question:
-        """The planner's question: the best plan for this run. Raises InvalidInput for unknown hardware."""
+        """The planning question for this run. Raises InvalidInput for unknown hardware."""
         return Question(self.graph, Site.of_lease(self.lease, self.cost_sources), self.workload)
 
     def training_run(self, plan: ExecutionPlan, run_dir: Path) -> TrainingRun:
@@ -103,7 +103,9 @@ class RunRequest:
         )
 
     def trial_run(self, graph: DataflowGraph, plan: ExecutionPlan, num_steps: int, folder: Path) -> TrainingRun:
-        """Return a run of the first `num_steps` on a part of the graph, from the start; it exports no model."""
+        """Return a run of the first `num_steps` steps on part of the graph, without a checkpoint; it exports no
+        model.
+        """
         run = self.training_run(plan, folder)
         alone = replace(run, checkpoint=None, checkpoint_every=None, exports=False, best=None)
         return replace(alone, graph=graph, num_steps=num_steps)
@@ -112,9 +114,9 @@ class RunRequest:
 def read_request(asked: AskedRun, lease: Lease, *, reward_warnings: tuple[str, ...] | None = None) -> RunRequest:
     """Read inputs and graph, and try an author's own operators. Raises InvalidInput or GraphError if they cannot run.
 
-    A run that did not reach its end may continue from a checkpoint of its last step: the work after that step is still
-    to be done. Rewards are tried, unless their warnings are given, or the run starts again. Without a checkpoint, a
-    repository on the Hub is read at the commit that an earlier attempt at this run has read.
+    A run that did not reach its end may continue from a checkpoint of its last step, because the work after that step
+    is missing. Rewards are tried, unless their warnings are given or the run is restarted. Without a checkpoint, a
+    repository on the Hub is read at the same commit as in an earlier attempt at this run.
     """
     algorithm, spec = asked.algorithm, asked.spec
     checkpoint = None if spec.resume is None else find_checkpoint(spec.resume, spec.place)
@@ -161,9 +163,9 @@ def read_request(asked: AskedRun, lease: Lease, *, reward_warnings: tuple[str, .
 
 
 def read_lineage(asked: AskedRun, inputs: RunInputs, graph: DataflowGraph, checkpoint: Checkpoint | None) -> Lineage:
-    """Return the lineage of this run, which continues the run that wrote the checkpoint, if any.
+    """Return this run's lineage, which includes the run that wrote the checkpoint, if any.
 
-    Raises InvalidInput if it would be another run, apart from its `resume_changes`.
+    Raises InvalidInput if the checkpoint's run differs from this run, apart from its `resume_changes`.
     """
     arguments, spec = asked.arguments, asked.spec
     if checkpoint is None:
@@ -187,14 +189,14 @@ def read_lineage(asked: AskedRun, inputs: RunInputs, graph: DataflowGraph, check
 
 
 def find_checkpoint(resume: Resume, place: RunPlace) -> Checkpoint:
-    """Return the checkpoint that a run continues from. Raises InvalidInput if there is none."""
+    """Return the checkpoint that a run continues from. Raises InvalidInput if it is missing."""
     return newest_checkpoint(place.folder) if resume.folder is None else checkpoint_in(resume.folder)
 
 
 def optimizer_parameters(graph: DataflowGraph, arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Return the parameter of each trained role's optimizer by the names that shipped algorithms use.
+    """Return the parameter that sets each trained role's optimizer, as shipped algorithms name it.
 
-    They are `algo.actor_optimizer` of the actor, or `algo.optimizer` if an algorithm trains a single model.
+    For the actor it is `algo.actor_optimizer`, or `algo.optimizer` if the algorithm trains a single model.
     """
     roles, algo = [model.role for model in graph.models if graph.trained_by(model.role)], arguments.get("algo")
     names = {role: (f"{role}_optimizer", *(["optimizer"] if len(roles) == 1 else [])) for role in roles}
@@ -205,7 +207,7 @@ def optimizer_parameters(graph: DataflowGraph, arguments: Mapping[str, Any]) -> 
 
 
 RECORDS = ("record_evaluation", "record_rollouts", "record_set")
-"""Computations whose files are the purpose of a run that trains no model."""
+"""Computations that write files. A run that trains no model has these as its purpose."""
 
 
 def untrained(graph: DataflowGraph) -> str:
@@ -216,7 +218,7 @@ def untrained(graph: DataflowGraph) -> str:
 
 
 def check_names(spec: RunSpec, graph: DataflowGraph) -> None:
-    """Raise InvalidInput for a role or a call that the algorithm lacks: its setting would never apply."""
+    """Raise InvalidInput for settings of a role or call that the algorithm lacks, since they would never apply."""
     check_calls(spec.words, graph)
     roles, calls = {call.role: None for call in graph if call.role}, {call.name for call in graph}
     for role in spec.role_deadlines:
@@ -232,7 +234,7 @@ def check_names(spec: RunSpec, graph: DataflowGraph) -> None:
 
 
 def check_may_switch(spec: RunSpec, graph: DataflowGraph) -> None:
-    """Raise InvalidInput for `replan: switch` in a run that cannot switch to another plan."""
+    """Raise InvalidInput for `replan: switch` in a run that cannot switch plans."""
     if not isinstance(spec.replanning, Switch):
         return
     if spec.words:
@@ -249,7 +251,7 @@ def check_may_switch(spec: RunSpec, graph: DataflowGraph) -> None:
 def check_functions(graph: DataflowGraph, inputs: RunInputs, seed: int, *, calls: bool) -> tuple[str, ...]:
     """Import each play and each reward function in a process of its own, and call the rewards on a few rows.
 
-    Returns a line for each reward that fails on a made-up response; without `calls`, rewards are only imported. Raises
+    Returns a line for each reward that fails on a made-up response. Without `calls`, rewards are only imported. Raises
     InvalidInput for an invalid function.
     """
     from prefect_rlhf.tasks.trial.check_plays import check_play_functions  # imported here: planning starts no process
@@ -260,7 +262,7 @@ def check_functions(graph: DataflowGraph, inputs: RunInputs, seed: int, *, calls
 
 
 def check_plays(graph: DataflowGraph, inputs: RunInputs, tokenizers: Tokenizers) -> None:
-    """Play two rows of each play twice; warn of a play that fails or differs from itself."""
+    """Play two rows of each play twice; warn if a play fails, or if its two results differ."""
     from prefect_rlhf.tasks.trial.try_plays import try_plays  # imported here: planning starts no process
 
     for warning in try_plays(graph, inputs.sources, tokenizers):
@@ -270,7 +272,7 @@ def check_plays(graph: DataflowGraph, inputs: RunInputs, tokenizers: Tokenizers)
 def check_operators(
     graph: DataflowGraph, inputs: RunInputs, tokenizers: Tokenizers, best: BestModel | None, *, is_own: bool
 ) -> None:
-    """Try an author's own operators in a separate process; for a best model, also shipped operators that evaluate.
+    """Try the author's own operators in a separate process; for `best_metric`, also shipped operators that evaluate.
 
     Raises InvalidInput for an invalid operator, and for a `best_metric` that does not exist.
     """

@@ -1,4 +1,4 @@
-"""One flow run, read from top to bottom: lease, request, plan, augmented graph, training."""
+"""A flow run from top to bottom: lease, request, plan, augmented graph, training."""
 
 import json
 import shlex
@@ -90,7 +90,7 @@ from prefect_rlhf.tasks.trackers.tracking import check_trackers
 class PreparedRun:
     """A checked and planned run. `prediction` is None if the hardware is unknown.
 
-    `augmented` is the graph of its first steps. `plans` are all its plans by step, `later` those that it switches to.
+    `augmented` is the graph of its first steps. `plans` has its plans by step, `later` the plans that it switches to.
     """
 
     request: RunRequest
@@ -103,14 +103,14 @@ class PreparedRun:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRun:
-    """A run that was checked and planned before its lease, with the lines for its log."""
+    """A run that was checked and planned before its lease, with the lines to log."""
 
     asked: AskedRun
     prepared: PreparedRun
     lines: Sequence[tuple[int, str]]
 
     def on(self, lease: Lease) -> PreparedRun:
-        """Return the prepared run with the devices of `lease`."""
+        """Return the prepared run on the devices of `lease`."""
         request = self.prepared.request
         spec = replace(request.spec, dry_run=False)
         return replace(self.prepared, request=replace(request, lease=lease, spec=spec))
@@ -120,9 +120,9 @@ _checked: ContextVar[CheckedRun | None] = ContextVar("rlhf_checked_run", default
 
 
 def check_run(asked: AskedRun, cluster: ClusterShape) -> CheckedRun:
-    """Make every check of a run that will use all devices of `cluster`: the checks of a dry run, and of the engines.
+    """Check a run that will use all devices of `cluster`: as a dry run does, and the engines too.
 
-    The devices are of the cluster's `backend`. Raises InvalidInput, GraphError, or RlhfError for a missing engine.
+    The devices' kind is the cluster's `backend`. Raises InvalidInput, GraphError, or RlhfError for a missing engine.
     """
     check_engines(cluster.backend)
     with kept_lines() as lines:
@@ -134,8 +134,8 @@ def check_run(asked: AskedRun, cluster: ClusterShape) -> CheckedRun:
 def leased_after(checked: CheckedRun, say: LogLine, name: str) -> Iterator[Lease]:
     """Lease the devices that the run `name` was checked for.
 
-    A run in the body reuses those checks, unless it had to wait for devices: files may have changed meanwhile. `say` is
-    called with each reason for waiting.
+    A run in the body reuses the earlier checks, unless it waited for devices: files may have changed meanwhile. `say`
+    gets each reason for waiting.
     """
     waits: list[str] = []
 
@@ -157,9 +157,9 @@ def leased_after(checked: CheckedRun, say: LogLine, name: str) -> Iterator[Lease
 def run_algorithm(algorithm: Algorithm, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     """Prepare a run of `algorithm`, then train. Returns its run folder and trained models, or the plan of a dry run.
 
-    The form's `parameters` are read here: behind this function a run is made of values. A flow run that is started
-    again continues in its own folder, from its newest checkpoint. A run that had reached its end, for example before it
-    was suspended, has nothing left to do.
+    The form's `parameters` are parsed here; everything after works with typed values. A restarted flow run continues in
+    its own folder from its newest checkpoint. If it had reached its end, for example before it was suspended, it does
+    no more work.
     """
     check_builds()
     leased = given_lease() or unheld_devices()
@@ -195,7 +195,7 @@ def run_algorithm(algorithm: Algorithm, parameters: Mapping[str, Any]) -> Mappin
 
 
 def carry_out(prepared: PreparedRun, run_dir: Path) -> Mapping[str, Any]:
-    """Report what a run will do, and train unless it is dry; returns the result of `run_algorithm`."""
+    """Log what a run will do, and train unless it is a dry run; returns the result of `run_algorithm`."""
     request, prediction, later = prepared.request, prepared.prediction, prepared.later
     spec, plan = request.spec, prepared.chosen.plan
     planned = (PlanAt(each.step, each.augmented.plan) for each in later)
@@ -216,10 +216,10 @@ def carry_out(prepared: PreparedRun, run_dir: Path) -> Mapping[str, Any]:
 
 
 def prepare_leased(asked: AskedRun, lease: Lease, begin: Callable[[RunRequest], None]) -> PreparedRun:
-    """Prepare a run that has its devices. The result of an earlier check on the same mesh is reused.
+    """Prepare a run on its leased devices, reusing an earlier check on the same mesh.
 
-    `measure(k)` measures plans on the devices, so such a run is always prepared again; so is a run whose devices are to
-    be probed.
+    A run with `measure(k)`, or with devices that need a probe, is always prepared again, because both measure on the
+    devices.
     """
     checked = _checked.get()
     if checked is None or checked.asked != asked:
@@ -242,12 +242,12 @@ def prepare(
     reward_warnings: tuple[str, ...] | None = None,
     begin: Callable[[RunRequest], None] = lambda request: None,
 ) -> PreparedRun:
-    """Make all decisions before the first step. Raises InvalidInput or GraphError for a run that is not possible.
+    """Make all decisions before the first step. Raises InvalidInput or GraphError for an impossible run.
 
-    Inputs are read, the graph is traced, a plan is chosen and proven to fit by the memory model, the task runs of the
-    first steps are made and their time predicted. A device is used only by a probe before a search and by the plans of
-    `measure(k)`, and never in a dry run. With `reward_warnings`, rewards were tried before. `begin` is called with the
-    checked request, before a device is used.
+    This reads inputs, traces the graph, chooses a plan, proves that it fits into memory, and predicts the times of the
+    first steps' task runs. Devices are used only by a probe before a search and by the plans of `measure(k)`, and never
+    in a dry run. Rewards are not tried if `reward_warnings` are given. `begin` is called with the checked request
+    before a device is used.
     """
     hide()  # before the first play, which could read the variables of this process
     check_trackers(asked.spec.tracking)
@@ -270,7 +270,7 @@ def prepare(
 
 
 def checkpoint_memory(augmented: AugmentedGraph) -> str:
-    """Return the log line on the host memory that checkpoints take: a single copy, however long its writing takes."""
+    """Return the log line about host memory for checkpoints: one copy at a time, however long writing takes."""
     copied = copied_bytes(augmented.graph, augmented.plan)
     most = byte_size(max(copied.values(), default=0))
     return f"checkpoints: a single copy in host memory takes {byte_size(copied.total())}, at most {most} per device"
@@ -280,9 +280,9 @@ def checkpoint_memory(augmented: AugmentedGraph) -> str:
 def own_folder(
     algorithm: Algorithm, stated: Mapping[str, Any], request: RunRequest, earlier: Path | None
 ) -> Iterator[Path]:
-    """Yield the folder of the flow run, `earlier` if it exists, with its `stated` parameters and its record.
+    """Yield the flow run's folder (`earlier` if it exists), with its `stated` parameters and its record.
 
-    After the body the record says how the run ended.
+    When the body ends, the record says how the run ended.
     """
     run_dir = earlier or new_folder(request.spec.place.folder, flow_run.name or "run", str(flow_run.id))
     checkpoint, devices = request.checkpoint, request.lease.mesh.num_devices
@@ -299,7 +299,7 @@ def own_folder(
 
 
 def train_prepared(prepared: PreparedRun, report: RunReport, switches: Switches, run_dir: Path) -> Mapping[str, Any]:
-    """Train in the folder of the flow run; returns the folder and the trained models."""
+    """Train in the flow run's folder; returns the folder and the trained models."""
     with writing_to(run_dir):
         return train_in(run_dir, prepared, report, switches)
 
@@ -344,7 +344,7 @@ def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport, switches: 
 
 
 def link_latest(run_dir: Path) -> None:
-    """Make `latest` a link to the folder of a run that has ended; a file or folder that came meanwhile stays."""
+    """Link `latest` to the folder of a run that has ended; a file or folder of this name is left alone."""
     try:
         check_latest(run_dir.parent)
         write_atomically(run_dir.parent / LATEST, lambda part: part.symlink_to(run_dir.name))
@@ -358,7 +358,7 @@ def _begin(checkpoint: Checkpoint | None, run_dir: Path) -> tuple[int, Path]:
 
 
 def open_journal(run_dir: Path, prepared: PreparedRun, later: Sequence[LaterPlan]) -> Journal:
-    """Begin the run's record with the decisions: plan, certificate, planned timeline, measured plans."""
+    """Begin the run's record with its decisions: plan, certificate, planned timeline, measured plans."""
     chosen, prediction = prepared.chosen, prepared.prediction
     predicted_seconds = predicted_by(prediction, later)
     journal = Journal(run_dir, predicted_seconds, prepared.request.graph)
@@ -382,7 +382,7 @@ def open_journal(run_dir: Path, prepared: PreparedRun, later: Sequence[LaterPlan
 
 
 def outcome(run: TrainingRun, ended_early: str | None) -> dict[str, Any]:
-    """Return the models of a run's result, its best model if it has a `best_metric`, and why it ended early, if so."""
+    """Return a run's models, its best model if it has a `best_metric`, and why it ended early, if it did."""
     found: dict[str, Any] = {"models": trained_models(run) if ended_early is None else {}}
     best = run.best.best(run.run_dir) if run.best else None
     if ended_early is not None:
@@ -398,7 +398,7 @@ def outcome(run: TrainingRun, ended_early: str | None) -> dict[str, Any]:
 
 
 def write_cards(run: TrainingRun, found: Mapping[str, Any]) -> None:
-    """Write a model card into the folder of each model in a run's result."""
+    """Write a model card into each model's folder."""
     steps = found["best"]["step"] if "best" in found else run.num_steps
     for role, folder in found["models"].items():
         file = local_path(folder, FIELD) / CARD
@@ -424,6 +424,6 @@ def best_models(run: TrainingRun, checkpoint: Path) -> dict[str, str]:
 
 
 def trained_models(run: TrainingRun) -> dict[str, str]:
-    """Return the folders of the trained models, which the run exported, by role."""
+    """Return the exported models' folders by role."""
     roles = [model.role for model in run.graph.models if run.graph.trained_by(model.role)]
     return {role: shown(run.run_dir / role) for role in roles}

@@ -1,6 +1,6 @@
-"""The folder of a flow run: the same folder whenever that flow run is started again, by a person or automatically.
+"""A flow run's folder: it stays the same whenever the flow run is restarted, by a person or automatically.
 
-Before a run, its output folder is checked: it is writable, and has room for checkpoints and models.
+Before a run, the output folder is checked: it must be writable and have room for checkpoints and models.
 """
 
 import shutil
@@ -53,7 +53,7 @@ def new_folder(output_dir: Path, name: str, flow_run_id: str) -> Path:
 
 
 def read_result(folder: Path) -> Mapping[str, Any] | None:
-    """Return the result of the run in a folder, or None if it has not reached its end. Raises InvalidInput."""
+    """Return the result of the run in a folder; None if it has not reached its end. Raises InvalidInput."""
     file = folder / RESULT
     return read_json_object("output_dir", file, "the result that the run wrote") if file.is_file() else None
 
@@ -80,10 +80,9 @@ CHECKPOINT_BYTES = 12  # per parameter: its main weight and two moments, in floa
 
 
 def check_output_folder(spec: RunSpec, graph: DataflowGraph, kept: Path | None = None) -> None:
-    """Raise InvalidInput unless the place of a run is writable and has room for checkpoints and trained models.
+    """Raise InvalidInput unless the run's place is writable and has room for checkpoints and trained models.
 
-    `kept` is the folder of a checkpoint if this same run continues from it. The existing checkpoints next to it need no
-    new room.
+    `kept` is the checkpoint's folder if the same run continues from it; the checkpoints next to it need no new room.
     """
     folder = spec.place.folder
     if spec.place.url is not None:
@@ -99,7 +98,7 @@ def check_output_folder(spec: RunSpec, graph: DataflowGraph, kept: Path | None =
 
 
 def check_latest(folder: Path) -> None:
-    """Raise InvalidInput if `latest` is a file or folder: a run that ends makes it a link to its own folder."""
+    """Raise InvalidInput if `latest` is a file or folder, because a finished run makes it a link to its own folder."""
     latest = folder / LATEST
     if latest.exists() and not latest.is_symlink():
         kind = "folder" if latest.is_dir() else "file"
@@ -108,7 +107,7 @@ def check_latest(folder: Path) -> None:
 
 
 def needed_bytes(graph: DataflowGraph, spec: RunSpec, written: int = 0) -> int:
-    """Return the most bytes of checkpoints and exports that a run adds to the disk at any time.
+    """Return the peak disk use that a run adds, in bytes, for checkpoints and exports.
 
     `keep_checkpoints + 1` checkpoints exist while the newest is being written; `written` of them exist already.
     """

@@ -1,7 +1,7 @@
-"""The name and the tags of a run in lists of runs: algorithm, model and plan.
+"""A run's name and tags, as Prefect lists them: algorithm, model and plan.
 
-Prefect names a run `tidy-fox`; ours becomes `grpo-smollm2-tidy-fox`, and so does its folder. A name that a person chose
-stays. A run that is started again also keeps its name, because its folder has that name.
+Prefect names a run `tidy-fox`; ours becomes `grpo-smollm2-tidy-fox`, and so does its folder. A name that you chose
+stays. A restarted run keeps its name, because its folder has that name.
 """
 
 import re
@@ -29,7 +29,7 @@ def new_name(algorithm: str, arguments: Mapping[str, Any]) -> str:
 
 
 def naming(algorithm: str) -> Callable[[], str]:
-    """Return the function that Prefect calls for the name of a run of `algorithm` when the run starts."""
+    """Return the function that Prefect calls to name a run of `algorithm` when the run starts."""
 
     def name() -> str:
         given = flow_run.name or ""
@@ -41,7 +41,7 @@ def naming(algorithm: str) -> Callable[[], str]:
 
 
 def described(algorithm: str, arguments: Mapping[str, Any], slug: str) -> str:
-    """Return algorithm, main model and slug as a single name that is valid for a folder.
+    """Join algorithm, main model and slug into a name that is valid for a folder.
 
     >>> described("grpo", {"actor": Model(path="models/SmolLM2 135M/")}, "tidy-fox")
     'grpo-SmolLM2-135M-tidy-fox'
@@ -51,7 +51,7 @@ def described(algorithm: str, arguments: Mapping[str, Any], slug: str) -> str:
 
 
 def main_model(arguments: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return role and name of a run's main model: the actor, or the first model of an algorithm without an actor.
+    """Return the role and name of a run's main model: the actor, or else the algorithm's first model.
 
     >>> main_model({"reward": Model(path="/hub/models--acme--judge/snapshots/0f3a")})
     ('reward', 'judge')
@@ -66,7 +66,7 @@ def main_model(arguments: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def tag_run(algorithm: str, arguments: Mapping[str, Any], plan: str, chosen: str = "") -> None:
-    """Tag this flow run with its algorithm, main model and plan; the tags that a person set stay.
+    """Tag this flow run with its algorithm, main model and plan; your own tags stay.
 
     `plan` is the requested plan, `chosen` the name of the plan that the run uses.
     """

@@ -1,4 +1,4 @@
-"""The Prefect server that a run needs: the server of the settings, or a temporary server."""
+"""The Prefect server of a run: the server of the settings, or a temporary server."""
 
 import os
 import re
@@ -26,7 +26,7 @@ _ADDRESS = re.compile(r"https?://[^/\s]+(/.*)?/api(/.*)?", re.IGNORECASE)
 
 
 def check_server() -> None:
-    """Raise InvalidInput if the server of Prefect's settings, or else a temporary server, does not answer."""
+    """Raise InvalidInput if Prefect's server does not answer: the server of the settings, or a temporary server."""
     if get_current_settings().api.url:
         check_given_server()
         return
@@ -44,7 +44,9 @@ def check_server() -> None:
 
 
 def check_given_server() -> None:
-    """Raise InvalidInput if the settings name a server that does not answer soon, or no Prefect server. Starts none."""
+    """Raise InvalidInput if the settings name a server that does not answer soon, or that is not Prefect's. Starts no
+    server.
+    """
     if not (url := get_current_settings().api.url):
         return
     status = None

@@ -1,4 +1,4 @@
-"""The progress of a run that a person stopped, and the checkpoint that another run can continue from."""
+"""Reports the progress of a run that a person stopped, and the checkpoint to continue from."""
 
 from prefect.exceptions import TerminationSignal
 
@@ -9,7 +9,7 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 
 def stopped_run(run: TrainingRun, error: BaseException) -> RunStopped:
-    """Return the error for the person who stopped a run: its last step and its newest checkpoint.
+    """Return the error for the person that stopped a run, with its last step and newest checkpoint.
 
     `error` is the exception that stopped it.
     """

@@ -1,4 +1,4 @@
-"""Checks that roles reading the same rows have tokenizers that give every token id of those rows the same text."""
+"""Checks that roles reading the same rows have tokenizers that agree on the text of each of their token ids."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -14,20 +14,20 @@ from prefect_rlhf.tasks.data.vocabulary import Vocabulary, have_same_files, read
 from prefect_rlhf.tasks.play import Play
 
 PADDING = 0.002
-"""Share of a vocabulary by which models with the same tokens may differ, as Qwen2.5 1.5B and 7B do."""
+"""By which share vocabulary sizes may differ for models with the same tokens, such as Qwen2.5 1.5B and 7B."""
 
 
 def check_vocabulary_sizes(graph: DataflowGraph) -> None:
-    """Raise InvalidInput for models that read the same rows and whose vocabularies differ by more than padding.
+    """Raise InvalidInput for models that read the same rows but have vocabulary sizes that padding cannot explain.
 
-    This check serves models whose shape alone is known.
+    This check serves models that are known by their shape only.
     """
     for rows in shared_rows(graph):
         check_sizes_alike(graph.model(rows.writer), graph.model(rows.reader), rows.source)
 
 
 def check_sizes_alike(writer: ModelSpec, reader: ModelSpec, source: str) -> None:
-    """Raise InvalidInput for two vocabularies whose sizes differ by more than padding."""
+    """Raise InvalidInput for two vocabularies with sizes that padding cannot explain."""
     seen, right = reader.shape.vocab_size, writer.shape.vocab_size
     if abs(seen - right) > PADDING * right:
         expected = f"about {right}, the vocabulary of {writer.role}: both read the rows of {source}"
@@ -35,11 +35,10 @@ def check_sizes_alike(writer: ModelSpec, reader: ModelSpec, source: str) -> None
 
 
 def check_tokenizers(graph: DataflowGraph) -> tuple[str, ...]:
-    """Return lines for the log about models without a tokenizer of their own.
+    """Return log lines about models without a tokenizer of their own.
 
-    Raises InvalidInput for two models that read the same rows and whose tokenizers give a token id of these rows
-    different texts. Entries that no such row can have may differ: the padding of an embedding, and tokens beyond the
-    writer's.
+    Raises InvalidInput if two models read the same rows and their tokenizers disagree on a token id. Ids that cannot
+    occur in these rows may differ: an embedding's padding, and tokens that the writer does not have.
     """
     folder, vocabulary, remarks = cache(tokenizer_folder), cache(read_vocabulary), []
     for rows in shared_rows(graph):
@@ -82,7 +81,7 @@ def _check_texts(writer: ModelSpec, reader: ModelSpec, written: Vocabulary, read
 
 
 def check_play_templates(graph: DataflowGraph, tokenizers: Tokenizers) -> None:
-    """Raise InvalidInput for a play that answers with messages if the role that plays has no chat template."""
+    """Raise InvalidInput for a play that answers with messages if its model has no chat template."""
     for call in graph:
         if call.play is not None and call.role is not None:
             folder, template = tokenizers.folders[call.role], tokenizers.templates.get(call.role)
@@ -90,9 +89,10 @@ def check_play_templates(graph: DataflowGraph, tokenizers: Tokenizers) -> None:
 
 
 def check_model_settings(graph: DataflowGraph, speaks: str, arguments: Mapping[str, Any]) -> None:
-    """Raise InvalidInput for a chat template or an end of answers of a model that neither reads nor writes a chat.
+    """Raise InvalidInput for a chat template or end of answer set for a model that neither reads nor writes a chat.
 
-    These are models that read no dataset first (the role that `speaks` does), generate nothing, and are not trained.
+    These are models that are not the first to read a dataset (the role that `speaks` is), generate nothing, and are not
+    trained.
     """
     used = {speaks, *(call.role for call in graph if call.kind == "generate")}
     for model in graph.models:

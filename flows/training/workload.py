@@ -1,4 +1,4 @@
-"""A run's rows for the cost model: prompts as long as in the data, responses as long as expected or allowed."""
+"""A run's rows for the cost model: prompts as long as in the data, responses as expected or allowed."""
 
 from prefect_rlhf.errors.errors import InvalidInput, NotUsed
 from prefect_rlhf.flows.training.inputs import RunInputs, longest_sequence
@@ -12,11 +12,11 @@ ROWS_COUNTED = 1024  # at most, evenly spaced: enough to estimate the lengths of
 
 
 def run_workload(graph: DataflowGraph, inputs: RunInputs, expected: str = "") -> Workload:
-    """Return the lengths of the rows that are trained on; the longest possible row counts for memory alone.
+    """Return the lengths of trained rows; the longest possible row matters only for memory.
 
-    Responses have the `expected` lengths, or the largest length if that is empty. If no call generates, any token may
-    be a scored token, so all of them count as responses. Raises InvalidInput if the models do not accept the longest
-    row, and for expected lengths that are wrong.
+    Responses have the `expected` lengths, or the maximum length if that is empty. If no call generates, any token may
+    be scored, so all tokens count as responses. Raises InvalidInput if a model does not accept the longest row, and for
+    invalid expected lengths.
     """
     longest = longest_sequence(graph, inputs)
     trained = [call for call in graph if call.every is None]

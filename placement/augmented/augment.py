@@ -45,7 +45,7 @@ def augment(
 
     With `finished`, return the remaining task runs of a run that resumes from the checkpoint written after that many
     steps. With `checkpoint_every`, insert a checkpoint after every `checkpoint_every` steps and after the last step.
-    Expects a plan that `check_plan` accepts. Raises GraphError if the plan makes nodes wait for each other.
+    The plan must be accepted by `check_plan`. Raises GraphError if the plan makes nodes wait for each other.
     """
     steps = StepRange(num_steps, finished, checkpoint_every)
     return AugmentedGraph(graph, plan, num_steps, unrolled_nodes(graph, plan, steps, steps.all()), finished)
@@ -54,11 +54,11 @@ def augment(
 def unrolled_nodes(
     graph: DataflowGraph, plan: ExecutionPlan, steps: StepRange, unrolled: Sequence[int]
 ) -> tuple[Node, ...]:
-    """Return the task runs of the given steps in an order in which each follows its dependencies.
+    """Return the task runs of the given steps, each after its dependencies.
 
     They have no dependency outside these steps. Nodes near either end may differ from the same nodes of the whole
-    graph, because steps that are not unrolled decide when their weights are loaded and dropped. `step_groups` states
-    how far that effect reaches.
+    graph, because steps that are not unrolled decide when weights are loaded and dropped. `step_groups` states how far
+    that effect reaches.
     """
     builder = GraphBuilder()
     priorities = CallPriorities.of(graph)

@@ -1,4 +1,4 @@
-"""The augmented graph: every task run of the training run, with the moves of weights and data made explicit."""
+"""The augmented graph: every task run of a training run, with all moves of weights and data as nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 
 @dataclass(frozen=True, slots=True)
 class AugmentedGraph:
-    """All task runs of a training run, or of its first steps, in topological order: estimated and drawn.
+    """All task runs of a training run, or of its first steps, in topological order. It is estimated and drawn.
 
     `num_steps` is the number of steps of the run, which count from 1. A resumed run continues after `finished` steps:
     trained roles start with weights v`finished`. A run receives its nodes from `StepGroups`, group by group.

@@ -1,10 +1,10 @@
-"""Insert the writing of a run's state to disk, and the dependencies of nodes that would overwrite that state too early.
+"""Inserts nodes that write a run's state to disk, and dependencies that keep other nodes from overwriting it too early.
 
-After a step that ends a period, and after the last step, each trained role has a `checkpoint` node: its ranks copy
-their state into host memory, and the next train_step may begin. The `commit` node then writes all copies next to the
-last checkpoint, adds the small files and renames the folder, which makes it the newest checkpoint. It waits for the
-evaluation of its step: a run that resumes has nothing left of the steps before. The next copy waits for the commit, so
-at most a single copy exists.
+When a checkpoint is due, and after the last step, each trained role has a `checkpoint` node: its ranks copy their state
+into host memory, and the next train_step may begin. The `commit` node then writes all copies next to the last
+checkpoint, adds the small files and renames the folder, which makes it the newest checkpoint. It waits for its step's
+evaluation, because a resumed run does not repeat earlier steps. The next copy waits for the commit, so at most a single
+copy exists.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, labels, st
 
 @dataclass(frozen=True, slots=True)
 class StepRange:
-    """The steps that a run makes, and how often it writes a checkpoint.
+    """A run's steps, and how often it writes a checkpoint.
 
     Steps count from 1. `finished` steps were made before, up to the checkpoint that the run resumes from: each trained
-    role starts with weights v`finished`. If `every` is None, the run writes no checkpoint. A run that is `stopped`
-    after that step writes a checkpoint there. If it is stopped to switch to another plan, the state of the `moving`
-    roles is copied to host memory instead. Without `exports`, the last step ends the run, without evaluation.
+    role starts with weights v`finished`. If `every` is None, the run writes no checkpoint. A run `stopped` after a step
+    writes a checkpoint there. If it stops to switch to another plan, the state of the `moving` roles is copied to host
+    memory instead. Without `exports`, the last step ends the run, without evaluation.
     """
 
     num_steps: int
@@ -40,9 +40,9 @@ class StepRange:
     moving: frozenset[str] | None = None
 
     def all(self) -> range:
-        """Return the steps. Step 0 has the evaluation before training, if any.
+        """Return the steps. Step 0 has only the evaluation before training, if any.
 
-        After a checkpoint of the last step, exports are left to that step.
+        After a checkpoint of the last step, only that step's exports are left.
 
         >>> StepRange(num_steps=3).all(), StepRange(num_steps=3, finished=1, stopped=2).all()
         (range(0, 4), range(2, 3))
@@ -60,11 +60,11 @@ class StepRange:
         return self._is_regular(step) or self.is_extra(step)
 
     def is_extra(self, step: int) -> bool:
-        """Whether the checkpoint after `step` is written only since the run is stopped there."""
+        """Whether the checkpoint after `step` is written only because the run is stopped there."""
         return step == self.stopped and step > self.finished and not self._is_regular(step)
 
     def is_committed(self, step: int) -> bool:
-        """Whether the copies after `step` are written to disk. Copies for a switch alone are not."""
+        """Whether the copies after `step` are written to disk; copies for a switch are not."""
         return self._is_regular(step) or (self.is_extra(step) and self.moving is None)
 
     def can_switch(self, step: int, staleness: int) -> bool:
@@ -92,7 +92,7 @@ class StepRange:
     def drained(self, step: int) -> int:
         """Return the oldest weight version that a call at `step` may read: the last checkpoint's version.
 
-        The rest of the run then starts from the written state alone. This holds under staleness too: right after a
+        So the rest of the run can start from the written state alone. This holds under staleness too: right after a
         checkpoint, a call reads the newest weights.
 
         >>> [StepRange(num_steps=5, every=2).drained(step) for step in (1, 2, 3, 4, 5)]
@@ -104,9 +104,9 @@ class StepRange:
 def add_checkpoints(
     builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, steps: StepRange, unrolled: Iterable[int]
 ) -> None:
-    """Insert the nodes of the unrolled steps; each copy waits until its predecessor is on disk.
+    """Insert the checkpoint nodes of the unrolled steps; each copy waits until the previous copy is on disk.
 
-    The dependency of a train_step on the copy of the weights that it overwrites is added with its other readers.
+    A train_step's dependency on the copy of the weights that it overwrites is added with the other readers.
     """
     trained = [instance for model in graph.models if (instance := stored_instance(graph, plan, model.role)) is not None]
     names = labels(graph, plan)

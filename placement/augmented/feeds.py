@@ -1,4 +1,4 @@
-"""Row moves that each call of an iteration needs before it runs, and moves that two calls can share."""
+"""Which rows must move before each call of an iteration, and which moves two calls can share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prefect_rlhf.placement.rows.shares import PlacedCall, RowShare, placed_by_r
 
 @dataclass(frozen=True, slots=True)
 class SharedMove:
-    """Keys that this call shares with the transfer before an earlier call, `consumer`."""
+    """Keys that a call gets from the transfer before an earlier call, `consumer`."""
 
     consumer: str
     move: RowMove
@@ -26,10 +26,10 @@ class SharedMove:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The rows that a call needs and its devices lack: its own transfers, and parts of earlier calls' transfers.
+    """The rows that a call needs and that its devices lack: its own transfers, and parts of earlier calls' transfers.
 
     `transfers` are the moves of each transfer; the last transfer has all moves that need not go ahead. `local` are the
-    keys, by producer, that are used on the devices that made them: no transfer moves them.
+    keys, by producer, that are used on the devices that made them, without a transfer.
     """
 
     transfers: tuple[tuple[RowMove, ...], ...]
@@ -42,7 +42,7 @@ class Feed:
 
 
 def feeds(graph: DataflowGraph, plan: ExecutionPlan, priorities: CallPriorities) -> dict[str, Feed]:
-    """Return the feed of every call that may lack rows on its devices; the same in every step."""
+    """Return the feed of every call that may lack rows on its devices. It is the same in every step."""
     by_call: dict[str, Feed] = {}
     for call in graph:
         keys: dict[tuple[str | None, str], list[str]] = defaultdict(list)  # (earlier consumer, producer) -> keys

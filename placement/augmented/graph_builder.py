@@ -12,11 +12,11 @@ from prefect_rlhf.errors.errors import GraphError
 from prefect_rlhf.placement.augmented.node import Dependency, Node
 
 Priority = tuple[int, ...]
-"""Of two nodes that may both run, the one with the smaller priority goes first; see the module `priority`."""
+"""Of two nodes that are ready, the node with the smaller priority goes first; see the module `priority`."""
 
 
 class GraphBuilder:
-    """Nodes by id, each with its priority. The finished graph, AugmentedGraph, is frozen."""
+    """Nodes by id, each with its priority. The finished AugmentedGraph is frozen."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
@@ -31,7 +31,7 @@ class GraphBuilder:
         return self._priority[node]
 
     def wait(self, node: str, *dependencies: Dependency) -> None:
-        """Add dependencies to `node`; of two reasons for the same dependency the first stays."""
+        """Add dependencies to `node`. If there are two reasons for a dependency, the first stays."""
         awaited = {*self.nodes[node].depends_on, node}
         added = {d.node: d for d in reversed(dependencies) if d.node not in awaited}
         if added:
@@ -51,9 +51,9 @@ class GraphBuilder:
             self.add(node, priority)
 
     def ordered(self) -> tuple[Node, ...]:
-        """Return all nodes in the topological order that follows the priorities most closely.
+        """Return all nodes in the topological order closest to their priorities.
 
-        Raises GraphError when some nodes wait for each other.
+        Raises GraphError if nodes wait for each other.
         """
         waiting = {node.id: len(set(node.depends_on)) for node in self.nodes.values()}
         followers: dict[str, list[str]] = defaultdict(list)

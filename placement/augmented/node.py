@@ -29,9 +29,10 @@ from prefect_rlhf.placement.rows.partition import WHOLE, Part
 
 DependencyKind = Literal["data", "version", "state", "overwrite", "memory", "order"]
 SWITCH = "switch"
-"""The kind of the task run between two plans of a run, which is no node of either."""
+"""The kind of the task run that switches a run between two plans; it is a node of neither plan."""
 BEHIND = frozenset({Commit.kind, Export.kind, SWITCH})
-"""Kinds that do not belong to the time of a step: they run behind the next steps, after the last, or between two."""
+"""Kinds that do not count in a step's time: they run during the next steps, after the last step, or between two
+steps."""
 
 _STEP = re.compile(r"(\.v\d+)?@\d+$")  # of a node's id, with the version that an earlier step trained
 
@@ -40,10 +41,10 @@ _STEP = re.compile(r"(\.v\d+)?@\d+$")  # of a node's id, with the version that a
 class Dependency:
     """A node that must have ended, and the reason.
 
-    `data`: it made or brought rows; `version`: it made, brought or copied the weights; `state`: it left the state
-    of a stateful computation; `overwrite`: it still reads weights, or a state, to be overwritten in place; `memory`:
-    it makes room on the device, or in the host memory that a checkpoint is copied to; `order`: it is the previous part
-    of the same call, or goes first on common devices. `label` says what flows: keys, or a weight version.
+    `data`: it makes or brings rows; `version`: it makes, brings or copies weights; `state`: it makes the state of a
+    stateful computation; `overwrite`: it must finish reading weights or a state before they are overwritten in place;
+    `memory`: it makes room on the device, or in the host memory for a checkpoint's copy; `order`: it is the previous
+    part of the same call, or goes first on common devices. `label` names the keys or the weight version that flow.
     """
 
     node: str
@@ -69,12 +70,12 @@ class Node:
 
     @property
     def call(self) -> Call | None:
-        """The call that it runs or feeds."""
+        """The call that it runs or supplies with rows."""
         return self.work.call if isinstance(self.work, ModelCall | Compute | Transfer) else None
 
     @property
     def part(self) -> Part:
-        """The part of its call's rows that it works on or moves; the whole for other work."""
+        """Which part of its call's rows it works on or moves; the whole for other work."""
         return self.work.part if isinstance(self.work, ModelCall | Transfer) else WHOLE
 
     @property
@@ -99,7 +100,7 @@ class Node:
 
     @property
     def occupies(self) -> frozenset[tuple[Device, Resource]]:
-        """The resources that it uses alone while it runs."""
+        """The resources that it uses exclusively while it runs."""
         return _occupied(self.meshes, self.resources)
 
     def shares_with(self, other: Node) -> bool:
@@ -113,7 +114,7 @@ class Node:
         return tuple([dependency.node for dependency in self.dependencies])
 
     def after(self, dependencies: tuple[Dependency, ...]) -> Node:
-        """Return the node with these dependencies: as `replace` does, in a third of its time."""
+        """Return the node with these dependencies. Like `replace`, in a third of the time."""
         return Node(self.id, self.step, self.meshes, dependencies, self.reason, self.work)
 
     @property
@@ -128,7 +129,7 @@ class Node:
 
 
 def subject_of(node: str) -> str:
-    """Return the action of a node from its id, without the step.
+    """Return a node's subject, which is its id without the step.
 
     >>> subject_of("reallocate.actor.vllm@3"), subject_of("reallocate.actor.vllm.v2@3")
     ('reallocate.actor.vllm', 'reallocate.actor.vllm')
@@ -137,7 +138,7 @@ def subject_of(node: str) -> str:
 
 
 def call_title(call: Call) -> str:
-    """Return role and kind of a call, with its name if the name says more; for a computation its name alone.
+    """Return a call's role and kind, and its name if that adds information; for a computation only its name.
 
     `actor.generate`, `actor.generate_baseline`, `reward.inference (score_baseline)`, `gae`
     """

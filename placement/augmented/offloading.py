@@ -1,14 +1,15 @@
-"""Insert reload before and offload after each stretch of use of an offloaded instance, or of an offloaded part.
+"""Inserts a reload before and an offload after each period in which an offloaded instance, or a part of it, is used.
 
-Along a topological order, each use of an offloaded part opens a window: `reload` before its first use, `offload` after
-its last use. A window ends with its step, or when another offloaded instance needs one of the same devices. So at any
-time a device holds at most one of them, and windows cut from a single order can never wait for each other. A trained
-instance that leaves as a whole has two parts with windows of their own: its optimizer comes for its train_step alone,
-and its weights for every use. The checkpoint of a run that was asked to stop has a window to itself, because the
+Along a topological order, the uses of an offloaded part form windows: `reload` before the first use, `offload` after
+the last. A window ends with its step, or when another offloaded instance needs a shared device. So a device holds at
+most one offloaded instance at any time, and windows cut from a single order never wait for each other. A trained
+instance that is offloaded completely has two parts with windows of their own: the optimizer is loaded only for its
+train_step, the weights for every use. The checkpoint of a run that was asked to stop has a separate window, because the
 windows of its step may already be submitted.
 
-An offload copies to the host only if a later reload needs the copy and the host's present copy differs: frozen weights
-are dropped. Weights that the next window begins to overwrite are dropped too, and that window's reload only allocates.
+An offload copies to the host only if a later reload needs the copy and the host's present copy differs; frozen weights,
+for example, are simply dropped. Weights that the next window begins by overwriting are dropped too, and that window's
+reload only allocates.
 
 A reload runs concurrently with the last call that its first use waits for, and no earlier: that call hides the copy,
 and the memory is free until then. Without prefetch, nothing runs concurrently with a window: earlier nodes have ended
@@ -57,9 +58,9 @@ from prefect_rlhf.placement.plan import (
 
 
 def is_overwritten(graph: DataflowGraph, plan: ExecutionPlan, instance: ModelInstance) -> bool:
-    """Return whether a reallocation writes an offloaded instance before its first use, so that it may lose its weights.
+    """Whether a reallocation writes an offloaded instance before its first use, so that its weights can be dropped.
 
-    That is so for copies of weights that are trained elsewhere, if the instance holds no frozen weights too.
+    This holds for copies of weights that are trained elsewhere, if the instance has no frozen weights.
     """
     trained = trained_instance(graph, plan, instance.role)
     is_copy = trained not in (None, instance) and all(own.trained for own in graph.weights(instance.role))

@@ -1,8 +1,8 @@
-"""Cut calls into parts: each part of a call's rows is a node, and so is each move of rows for it.
+"""Cuts calls into parts: each part of a call's rows becomes a node, and so does each move of rows for it.
 
-A part waits for those parts of its input that have some of its rows, if both calls work on the same rows and the number
-of parts of either divides the other's. Otherwise it waits for the whole input. The parts of a call run in order. If a
-part has a single producer, its rows move before the next part of the producer begins, since both need its devices.
+If both calls work on the same rows, and one number of parts divides the other, a part waits only for the parts of its
+input that contain its rows. Otherwise it waits for the whole input. A call's parts run in order. If a part has a single
+producer, its rows move before the producer's next part begins, because both need the producer's devices.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ SPACING = 8  # between the priorities of parts: an offload of the call's model l
 
 
 def streams(producer: Call, consumer: Call, plan: ExecutionPlan) -> bool:
-    """Return whether parts of a consumer begin before its producer has ended."""
+    """Whether a consumer's parts begin before its producer has ended."""
     before, after = plan.parts(producer.name), plan.parts(consumer.name)
     aligned = before % after == 0 or after % before == 0
     return min(before, after) > 1 and aligned and producer.rows == consumer.rows
 
 
 def cut_into_parts(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan) -> None:
-    """Replace each node whose call the plan cuts by a node for each part, and each dependency on it."""
+    """Replace each node of a call that the plan cuts by a node per part, and adapt the dependencies on it."""
     if all(placement.parts == 1 for _, placement in plan.placements):
         return
     counts = {node.id: _count(node, graph, plan) for node in builder.nodes.values()}

@@ -1,6 +1,6 @@
-"""Insert the moves of weights, from the instance that trained a version to its users and followers.
+"""Inserts the moves of weights from the instance that trained a version to its users and followers.
 
-A train_step lets the weights pass that the next step begins with, if it can run during that step.
+A train_step that can run during the next step first lets pass the weights that this step begins with.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, labels, of
 def add_reallocations(
     builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, priorities: CallPriorities
 ) -> None:
-    """Bring each version to the instances that read it and do not train it.
+    """Bring each version to the instances that read it without training it.
 
-    Version 0 comes from the model's folder, except to an offloaded copy, which left its devices without weights.
+    Version 0 comes from the model's folder, except for an offloaded copy, which has no weights on its devices.
     """
     names = labels(graph, plan)
     offloaded = {instance for instance, part in offloaded_parts(graph, plan).items() if part == "all"}
@@ -58,9 +58,9 @@ def add_reallocations(
 def add_follows(
     builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, steps: StepRange, unrolled: Iterable[int]
 ) -> None:
-    """Make each instance of a follower follow its leader, and its readers wait for the version that they read.
+    """Make each follower instance follow its leader, and make its readers wait for the version that they read.
 
-    A follow runs directly after the train_step of its leader. Version 0 comes from the model's folder.
+    A follow runs directly after its leader's train_step. Version 0 comes from the model's folder.
     """
     names, readers_of = labels(graph, plan), _readers(builder)
     for instance, name in names.items():
@@ -96,10 +96,10 @@ def _follow(work: Follow, name: str, trained: str) -> Node:
 
 
 def trained_behind(graph: DataflowGraph, priorities: CallPriorities) -> Iterator[tuple[Call, Call]]:
-    """Yield pairs of train_steps: the next step begins with the weights of the first, not of the second.
+    """Yield pairs of train_steps in which the next step begins with the first's weights, but not with the second's.
 
-    The second follows the first in the order of a step, and no call of its step reads the weights that it makes. With
-    older weights there are no such pairs.
+    The second comes later in the step, and no call of its step reads the weights that it makes. With staleness such
+    pairs do not occur.
     """
     begins = {call.role for call in graph if call.every is None and priorities.levels[call.name] == 0}
     edges = [edge for edge in graph.version_edges() if graph.call(edge.target).every is None]

@@ -1,4 +1,4 @@
-"""The resources of a device, and which of them each work uses."""
+"""A device's resources, and which of them each kind of work uses."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from prefect_rlhf.placement.augmented.work import (
 )
 
 Resource = Literal["compute", "host_link", "disk", "hosts"]
-"""A part of a device that a node has to itself: its compute, the link to host memory, over which copies run, the way
-from there to disk, with the copy of its training state that is about to be written, or the worker processes of its rank
-on the node's CPUs."""
+"""Something that a node uses exclusively on a device: its compute, the link to host memory, the path to disk (with the
+staged copy of its training state), or its rank's worker processes on the node's CPUs."""
 RESOURCES: tuple[Resource, ...] = get_args(Resource)
 
 
 def resources_of(work: Work) -> tuple[Resource, ...]:
-    """Return the resources that a work uses on each of its devices; a rank runs it in the thread of the first."""
+    """Return the resources that a work uses on each of its devices; a rank runs it in the first resource's thread."""
     match work:
         case ModelCall() | Transfer() | Reallocate() | Follow() | Export():
             return ("compute",)

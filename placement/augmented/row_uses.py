@@ -1,4 +1,4 @@
-"""The rows that each node uses on each device: when the last user of a row has run, the device can free it."""
+"""The rows that each node uses on each device, so that a device can free a row after its last use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RowKey = tuple[str, str]
 def row_uses(graph: DataflowGraph, plan: ExecutionPlan, node: Node) -> dict[Device, frozenset[RowKey]]:
     """Return the rows of its step that a node makes, reads, sends or receives on each device; the same in every step.
 
-    A transfer counts for every device that may send or receive: which of them do depends on the rows' lengths.
+    A transfer counts for every device that may send or receive, because the rows' lengths decide which of them do.
     """
     uses: dict[Device, set[RowKey]] = defaultdict(set)
     sources: Mapping[str, tuple[str, ...]]  # keys by the call that made them
@@ -54,5 +54,5 @@ def row_uses(graph: DataflowGraph, plan: ExecutionPlan, node: Node) -> dict[Devi
 
 
 def use_counts(uses: Iterable[Mapping[Device, frozenset[RowKey]]]) -> Counter[tuple[Device, RowKey]]:
-    """Count the nodes of a step that use each key on each device, from the uses of each of them."""
+    """Count how many nodes of a step use each key on each device, given each node's uses."""
     return Counter((device, key) for by_device in uses for device, keys in by_device.items() for key in keys)

@@ -1,10 +1,10 @@
 """Groups of steps, made when the run reaches them: a long run starts as fast as a short run.
 
 A group is cut out of a window: the steps of the previous group, its own steps, and some steps on either side. A node of
-step s depends only on steps within `REACH` + staleness of s: a version is read for that long, and its overwriting waits
-for its last reader. Two effects reach further back. An evaluation every k steps finds its copies of the weights in the
-state that its previous run left, and a checkpoint waits until its predecessor is on disk. So the steps of these nodes
-are unrolled too, without the steps between. Other distant nodes need not wait for each other: at most two groups are in
+step s depends only on steps within `REACH` + staleness of s: a version is read and then overwritten, after its last
+reader, within this range. Two effects reach further back. An evaluation every k steps starts with copies of the weights
+as its previous run left them, and a checkpoint waits until its predecessor is on disk. So the steps of these nodes are
+unrolled too, without the steps between. Other distant nodes need not wait for each other: at most two groups are in
 flight, so all older groups have ended, except for files that are still being written.
 """
 
@@ -28,20 +28,20 @@ REACH = 2  # steps, beyond the staleness
 
 @dataclass(frozen=True, slots=True)
 class PlanEnd:
-    """The first step of the next plan, and the roles whose training state moves then, through host memory."""
+    """The next plan's first step, and the roles with training state that then moves through host memory."""
 
     step: int
     moving: frozenset[str]
 
 
 class StepGroups:
-    """Hands out the nodes of a run, a group of `steps_per_group` steps at a time; safe to call from any thread.
+    """Hands out a run's nodes, in groups of `steps_per_group` steps. Thread-safe.
 
     A node joins a later group than its step's if it waits for a node of a later step. With staleness, for example, a
-    train_step waits for the readers of the weights that it overwrites. The joined groups are the whole graph in a
-    valid order; within a group the order is the order of the whole graph. A node names its dependencies in its own
-    group and in the previous group. Of older groups, which have ended, it names only nodes whose rows it reads and
-    nodes that may still be writing to disk.
+    train_step waits for the readers of the weights that it overwrites. The groups together are the whole graph in a
+    valid order; within a group the order is that of the whole graph. A node names its dependencies in its own group and
+    in the previous group. Older groups have ended, so there it names only nodes with rows that it reads, and nodes that
+    may still be writing to disk.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class StepGroups:
 
     @property
     def stopped_after(self) -> int | None:
-        """The number of steps after which a stopped run ends with a checkpoint; None while it continues to its end."""
+        """The step after which a stopped run ends with a checkpoint; None while it continues to its end."""
         return None if self._stopped_after is None else max(0, self._stopped_after)
 
     @property
     def first_unfinished(self) -> int:
-        """The first step with nodes left; earlier steps were handed out whole."""
+        """The first step with nodes left; earlier steps were handed out completely."""
         return self._unfinished
 
     @property
@@ -92,9 +92,10 @@ class StepGroups:
         return self._steps.moving is not None
 
     def switch(self, begun: int, moving: frozenset[str]) -> int | None:
-        """Leave the plan as early as `stop` would end the run; return the last step under it, None if it stays.
+        """Leave the plan as early as `stop` would end the run; return the last step under it, or None if the plan
+        stays.
 
-        The training states of the roles in `moving` are then in host memory. With staleness, the last step precedes a
+        The training states of the `moving` roles are then in host memory. With staleness, the last step precedes a
         regular checkpoint.
         """
         with self._lock:
@@ -111,15 +112,15 @@ class StepGroups:
     def stop(self, begun: int) -> int:
         """End the run early, and return its last step; `begun` is the latest step with a node that has begun.
 
-        Nodes of later steps that were handed out are void: the caller ensures that they never begin, and that a node
-        waits for their predecessors instead. The next groups hold the rest of the steps up to the last step and a
+        Nodes of later steps that were handed out are void: the caller ensures that they never begin, and that other
+        nodes wait for their predecessors instead. The next groups contain the remaining steps up to the last step and a
         checkpoint after it, without exports. The last step is `begun`, or the next possible step. With staleness, a
         checkpoint between two regular checkpoints would change the weights that later steps read. So if
         `checkpoint_every` is set, the last step precedes a regular checkpoint. The nodes handed out must also be right
-        for a shorter run: if weights leave the devices only after a later step has read them, that step runs too. If
-        no other step is left, or `next_group` has reported the end, the run continues to its end, with exports, and
-        `num_steps` is returned; if it ends its plan with a switch, it continues to that, and the last step before the
-        switch is returned.
+        for a shorter run: if weights leave the devices only after a later step has read them, that step runs too. If no
+        other step is left, or `next_group` has reported the end, the run continues to its end, with exports, and
+        `num_steps` is returned. If the plan ends with a switch, the run continues to the switch, and the last step
+        before it is returned.
         """
         with self._lock:
             if self._stopped_after is not None:
@@ -138,7 +139,7 @@ class StepGroups:
 
     @property
     def end(self) -> int:
-        """The last step before the run leaves its plan for another, or else the last of all."""
+        """The last step under this plan: before a switch, or of the run."""
         steps = self._steps
         return steps.num_steps if steps.moving is None or steps.stopped is None else steps.stopped
 

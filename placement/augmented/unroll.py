@@ -17,7 +17,7 @@ from prefect_rlhf.placement.graph import Call, DataflowGraph, VersionEdge
 
 @dataclass(frozen=True, slots=True)
 class CallRun:
-    """A run of a call: its step, and the weight version that it reads (None without a model)."""
+    """A call's run: its step, and the weight version that it reads (None without a model)."""
 
     call: Call
     step: int
@@ -46,7 +46,7 @@ def train_run_id(graph: DataflowGraph, role: str, version: int) -> str:
 
 
 def follow_id(name: str, version: int) -> str:
-    """Return the id of the node that writes a version (1 or more) of a follower; `name` is its instance's.
+    """Return the id of the node that writes a follower's version (1 or more); `name` is its instance's.
 
     >>> follow_id("ref.megatron", 2)
     'follow.ref.megatron@2'
@@ -64,7 +64,7 @@ def unroll(
     """Return every run of every call, step by step; evaluation also runs before training and after the last step.
 
     A run that resumes after `finished` steps has only the later runs, without dependencies on earlier steps. `oldest`
-    returns the lowest weight version that the calls of a step read under any staleness. With `only`, return the runs of
+    returns the lowest weight version that a step's calls read under any staleness. With `only`, return the runs of
     these steps.
     """
     edges = {(edge.target, edge.source): edge for edge in graph.version_edges()}
@@ -85,13 +85,13 @@ def runs_at(call: Call, step: int, num_steps: int) -> bool:
 
 
 def latest_run(call: Call, step: int) -> int:
-    """Return the last step, up to `step`, that runs `call`; not counting evaluation after the last train_step."""
+    """Return the last step, up to `step`, that runs `call`, except for evaluation after the last train_step."""
     every = call.every or 1
     return step // every * every
 
 
 def version_read(edge: VersionEdge, step: int) -> int:
-    """Return the weight version that the edge's target reads at `step`: the number of train_steps before.
+    """Return the weight version that the edge's target reads at `step`: the number of train_steps before it.
 
     >>> [version_read(VersionEdge("train", "generate", "actor", lag=2), step) for step in (1, 2, 3, 4)]
     [0, 0, 1, 2]

@@ -1,6 +1,6 @@
-"""The work of a node: a value for each kind of task run, with the fields that this kind needs and no others.
+"""A node's work: a type for each kind of task run, with only the fields that this kind needs.
 
-A consumer matches on the type of the work and ends with `assert_never`, so mypy names each consumer that lacks a kind.
+A consumer matches on the type of the work and ends with `assert_never`, so mypy finds each consumer that lacks a kind.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Generate(ModelCall):
 
 @dataclass(frozen=True, slots=True)
 class Inference(ModelCall):
-    """A call that reads rows."""
+    """A call that runs a model forward over rows."""
 
     kind = "inference"
 
@@ -56,7 +56,7 @@ class TrainStep(ModelCall):
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """A computation on rows, in a rank or in the worker processes of the rank's node. It selects rows if the call has
+    """A computation on rows, in a rank or in worker processes on its node. It selects rows if the call has
     `chooses`.
     """
 
@@ -66,7 +66,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Moves of rows to the devices of a call, for a `part` of its rows."""
+    """Moves rows to the devices of a call, for a `part` of its rows."""
 
     kind: ClassVar = "transfer"
     call: Call
@@ -76,7 +76,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Reallocate:
-    """The move of weight version `reads` from the instance that trained it to an instance that uses it."""
+    """Moves weight version `reads` from the instance that trained it to an instance that uses it."""
 
     kind: ClassVar = "reallocate"
     source: ModelInstance
@@ -86,9 +86,10 @@ class Reallocate:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """The average of version `reads` of a leader, from the instance that trained it, with an instance of its follower.
+    """Averages a leader's version `reads`, from the instance that trained it, with an instance of its follower.
 
-    The leader counts `share`, the follower's own version `held` the rest. The new version has the number `reads`.
+    The leader's weight is `share`, and the rest is the follower's own version `held`. The new version has the number
+    `reads`.
     """
 
     kind: ClassVar = "follow"
@@ -106,9 +107,9 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """A move of `part` of an instance between device and host memory. `reads` is the version of its weights.
+    """Moves `part` of an instance between device and host memory. `reads` is the version of its weights.
 
-    `stops_devices`: its devices cannot compute during the move. `copies`: its bytes cross the host link.
+    `stops_devices` means that its devices cannot compute during the move, `copies` that its bytes cross the host link.
     """
 
     kind: ClassVar[Literal["offload", "reload"]]
@@ -121,9 +122,9 @@ class HostCopy:
 
 @dataclass(frozen=True, slots=True)
 class Offload(HostCopy):
-    """A move to host memory that frees device memory.
+    """Moves to host memory, which frees device memory.
 
-    Without `copies` it drops the part: the host copy is still the same, or the next reallocation overwrites the part.
+    Without `copies` it drops the part, because the host copy is still the same or the next reallocation overwrites it.
     """
 
     kind = "offload"
@@ -131,9 +132,9 @@ class Offload(HostCopy):
 
 @dataclass(frozen=True, slots=True)
 class Reload(HostCopy):
-    """A move from host memory into device memory.
+    """Moves from host memory into device memory.
 
-    Without `copies` it allocates the memory only; then the first use is a reallocation, which writes weights v`reads`.
+    Without `copies` it only allocates the memory; the first use is then a reallocation, which writes weights v`reads`.
     """
 
     kind = "reload"
@@ -141,7 +142,7 @@ class Reload(HostCopy):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A copy of the training state of an instance into host memory. `reads` is the version of its weights."""
+    """Copies an instance's training state into host memory. `reads` is the version of its weights."""
 
     kind: ClassVar = "checkpoint"
     instance: ModelInstance
@@ -150,14 +151,14 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The writing of all roles' copies to disk."""
+    """Writes all roles' copies to disk."""
 
     kind: ClassVar = "commit"
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The writing of weight version `reads` of an instance as a Hugging Face folder."""
+    """Writes an instance's weight version `reads` as a Hugging Face folder."""
 
     kind: ClassVar = "export"
     instance: ModelInstance
@@ -181,7 +182,7 @@ Work = (
 
 
 def work_of(call: Call, placement: Placement, reads: int | None) -> Work:
-    """Return the work of a run of `call`; it reads that version of its weights, or None if it has no model."""
+    """Return the work of a run of `call`; it reads weight version `reads`, or None if it has no model."""
     instance = instance_of(call, placement)
     if instance is None or reads is None or call.kind == "compute":
         return Compute(call)

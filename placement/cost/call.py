@@ -1,6 +1,6 @@
 """How long a model function call takes under a given execution.
 
-Every kind of call is layers of a stage, times micro-batches, plus the pipeline around them. With m micro-batches that
+Every kind of call is a stage's layers, times micro-batches, plus the pipeline around them. With m micro-batches that
 take t on the slowest stage, a portion takes m * t plus a pass through the other stages (Narayanan et al. 2021, section
 2.2). The last stage has the head in addition to its layers, so it may be the slowest.
 """
@@ -29,9 +29,9 @@ _NOTHING = Seconds()
 def call_cost(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:
     """Return the call's time in seconds, by cause.
 
-    New weights cost a train_step their fingerprint, and the first generate that uses them, or its first part, their
-    packing; a move of weights to a generate includes their fingerprint there. Raises InvalidInput if the execution
-    spans nodes without a network between them.
+    A train_step includes the fingerprint of its new weights; the first generate that uses them, or its first part,
+    includes their packing; a move of weights to a generate includes their fingerprint there. Raises InvalidInput if the
+    execution spans nodes without a network between them.
     """
     if work.kind == "train_step":
         return train_step_costs(work, execution, times, (execution.recompute,))[0]
@@ -44,7 +44,7 @@ def call_cost(work: CallWork, execution: Execution, times: LayerTimes) -> Second
 def train_step_costs(
     work: CallWork, execution: Execution, times: LayerTimes, recomputes: Sequence[Recompute]
 ) -> list[Seconds]:
-    """Return `call_cost` of a train_step for each number of recomputed layers, not for the execution's own."""
+    """Return a train_step's `call_cost` for each number of recomputed layers in `recomputes`."""
     once = Seconds(call=times.fixed(work.kind) + times.written(times.sizes.most_trained(execution.strategy)))
     return [seconds + once for seconds in _CallSeconds(work, execution, times).train(recomputes)]
 

@@ -1,14 +1,14 @@
 """Bytes that a call holds on a device while it runs, by kind.
 
 Static bytes stay between calls: weights, gradients, optimizer states. Active bytes exist only during the call. The
-counts follow the tensors that our engines keep: in training a layer keeps the inputs of its backward (norms' inputs and
-outputs, attention's heads and result, the feed-forward layer's halves), as in Korthikanti et al. (2022, section 4)
-without dropout and masks, and in the compute format. In a mixture of experts, a token passes through the feed-forward
-layers of its experts, and the backward of each reads a copy of the token's hidden state. Where devices divide experts,
-the fullest device has `expert_imbalance` times as many tokens as the mean, by the workload; no token is dropped.
+counts follow the tensors that our engines keep. In training a layer keeps the inputs of its backward pass (norms'
+inputs and outputs, attention's heads and result, the feed-forward layer's halves), as in Korthikanti et al. (2022,
+section 4) without dropout and masks, and in the compute format. In a mixture of experts, a token passes through its
+experts' feed-forward layers, and each expert's backward pass reads a copy of the token's hidden state. If devices
+divide experts, the fullest device has `expert_imbalance` times as many tokens as the mean; no token is dropped.
 
-With an adapter a layer keeps the inputs of adapted matrices alone, which their A's need. In addition it keeps the
-numbers between A's and B's, and the B's of fused matrices as a single matrix.
+With an adapter a layer keeps only the inputs of adapted matrices, which their A's need. It also keeps the activations
+between A and B, and fused matrices' B's as a single matrix.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class CallBytes:
     """Bytes on a device at the call's fullest moment.
 
     `working` exists only within the forward or backward of a single layer or of the head; `logits` only in the head.
-    `expert_imbalance` is for the tokens that the experts of a device may have beyond the mean.
+    `expert_imbalance` is the bytes for tokens that a device's experts may have beyond the mean.
     """
 
     weights: int = 0
@@ -72,7 +72,7 @@ class CallBytes:
         return self.static + self.active
 
     def by_term(self) -> dict[str, int]:
-        """Return the terms that hold any bytes, the largest first."""
+        """Return the terms that are not zero, the largest first."""
         named = {term.name: getattr(self, term.name) for term in fields(self)}
         return dict(sorted(((name, value) for name, value in named.items() if value), key=lambda item: -item[1]))
 
@@ -86,11 +86,11 @@ def call_bytes(
     max_length: int | None = None,
     on_cpu: bool = False,
 ) -> CallBytes:
-    """Return the bytes on a device of a pipeline stage during the call; by default the fullest stage.
+    """Return a device's bytes during the call, on a given pipeline stage or by default on the fullest.
 
-    That is the first stage, with the embedding and most micro-batches, or the last, with the head. `max_length` is the
-    row length that a key-value cache has room for, by default the workload's longest row. `on_cpu`: with our engines'
-    kernels for CPU, which save and stage less.
+    The fullest stage is the first, with the embedding and most micro-batches, or the last, with the head. `max_length`
+    is the row length that a key-value cache has room for, by default the workload's longest row. `on_cpu` means our
+    engines' CPU kernels, which keep and stage less.
     """
     stages = sorted({0, execution.strategy.pp - 1}) if stage is None else [stage]
     longest = max_length or work.workload.longest
@@ -100,7 +100,7 @@ def call_bytes(
 
 @dataclass(frozen=True, slots=True)
 class CallOnStage:
-    """A call on a device of a pipeline stage. A key-value cache has room for rows of `max_length`."""
+    """A call on a device of a pipeline stage. Its key-value cache has room for rows of `max_length` tokens."""
 
     work: CallWork
     execution: Execution
@@ -111,11 +111,11 @@ class CallOnStage:
     on_cpu: bool
 
     def as_planned(self) -> CallBytes:
-        """Return the bytes of the device with the execution's own number of recomputed layers."""
+        """Return the device's bytes with the execution's own number of recomputed layers."""
         return self.num_bytes((self.execution.recompute,))[0]
 
     def num_bytes(self, recomputes: Sequence[Recompute]) -> list[CallBytes]:
-        """Return the bytes of the device for each number of recomputed layers, in place of that of the execution."""
+        """Return the device's bytes for each number of recomputed layers in `recomputes`."""
         balanced = _loaded_bytes(self, recomputes, 1.0)
         if self.sizes.num_experts == 0 or self.execution.strategy.ep == 1:
             return balanced
@@ -158,9 +158,10 @@ def trial_bytes(rows: int, workload: Workload, cache_bytes: int, sizes: ModelSiz
 
 
 def static_bytes(execution: Execution, sizes: ModelSizes, trained: bool, stage: int = 0) -> CallBytes:
-    """Return weights, and with training gradients and optimizer states, which replicas share (ZeRO, stage 1).
+    """Return the bytes of weights and, if trained, of gradients and optimizer states, which replicas share (ZeRO, stage
+    1).
 
-    The weights of a follower count with their main weights.
+    A follower's weights include its main weights.
     """
     weights = sizes.stage_bytes(execution.strategy, stage) + sizes.stage_main_bytes(execution.strategy, stage)
     if not trained:

@@ -1,7 +1,7 @@
-"""The slow-down of work if devices of a host are busy at once: they share its processor, memory and links.
+"""How work slows down while several devices of a host are busy, because they share its processor, memory and links.
 
-A profile has the seconds of each kind of work on 1, 2, ... devices of a host at once. The mesh's own devices slow a
-node, and so do devices of the same host that are busy with other work.
+A profile has the time of each kind of work on 1, 2, ... devices of a host at once. A node is slowed down by its mesh's
+own devices, and by devices of the same host that are busy with other work.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +25,8 @@ SharedWork = Literal[ModelCallKind, "move"]
 class SlowDown:
     """How long a kind of work takes in an engine: `seconds[i]` while `busy[i]` devices of a host do it at once.
 
-    They last until the last of those devices is done. `busy` grows from 1 to all devices that were profiled. `profiled`
-    is the sum of the profile's other times of that work: the mean over all devices at once.
+    The seconds end when the last of those devices is done. `busy` grows from 1 to all profiled devices. `profiled` is
+    the sum of the profile's other times for that work, as a mean over all devices at once.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -40,8 +40,8 @@ class SlowDown:
     def factor(self, busy: float) -> float:
         """Return how many times longer than alone it takes while `busy` devices are busy, including itself.
 
-        Values in between are interpolated, and more devices than were profiled slow no further. The factor never falls,
-        so measurement noise never makes more devices faster.
+        Values in between are interpolated; beyond the profiled number of devices the factor stays. The factor never
+        falls, so measurement noise cannot make more devices faster.
 
         >>> SlowDown("train_step", "megatron", (1, 2, 4), (1.0, 0.9, 2.0), 1.9).factor(3)
         1.5
@@ -50,7 +50,7 @@ class SlowDown:
         return float(np.interp(busy, self.busy, highest)) / highest[0]
 
     def of_profiled(self, busy: float) -> float:
-        """Return its seconds with `busy` busy devices, relative to the profile's own times."""
+        """Return the seconds with `busy` busy devices, relative to the profile's own times."""
         return self.factor(busy) * self.seconds[0] / self.profiled
 
 
@@ -58,9 +58,9 @@ class SlowDown:
 class Demand:
     """The load of a node on its hosts while it runs.
 
-    `devices`: on each host (a node of the cluster), the number of its devices that work at once, on average over its
-    ranks' work; the node's undisturbed seconds include them. `share` of its seconds is that work; the rest is the
-    controller's. `slow_down` is None if the effect of other work on it is unknown.
+    `devices` is, for each host (a node of the cluster), how many of its devices work at once on average; the node's
+    undisturbed time includes them. That work is a `share` of its seconds; the rest is the controller's. `slow_down` is
+    None if the effect of other work is unknown.
     """
 
     devices: Mapping[int, float]
@@ -79,12 +79,12 @@ class Demand:
 
 
 def working_share(cost: Seconds) -> float:
-    """Return the share of its ranks' seconds that a device of a call works; in a bubble it waits for the others."""
+    """Return the share of its time that a call's device works; in a bubble it waits for the others."""
     return 1.0 - (cost.pipeline_bubble + cost.environment) / cost.worked if cost.worked else 0.0
 
 
 def times_longer(demands: Sequence[Demand]) -> list[float]:
-    """Return the factor by which each of some concurrent nodes takes longer than alone.
+    """Return the factor by which each of several concurrent nodes takes longer than alone.
 
     >>> slow = SlowDown("inference", "megatron", (1, 2), (1.0, 1.5), 1.5)
     >>> times_longer([Demand({0: 1.0}, 1.0, slow), Demand({0: 1.0}, 1.0), Demand({1: 1.0}, 1.0, slow)])

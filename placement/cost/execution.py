@@ -1,4 +1,4 @@
-"""The parts of a call's execution that decide its time and memory: strategy, span of nodes, cuts, recomputation."""
+"""Everything in a call's execution that decides its time and memory: strategy, nodes, cuts, recomputation."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypeVar
@@ -19,14 +19,14 @@ Tokens = TypeVar("Tokens", int, float)
 @hashed_once
 @dataclass(frozen=True, slots=True)
 class Execution(HashedOnce):
-    """A way in which our engines run a call on a mesh of `num_nodes` x `devices_per_node` devices.
+    """How our engines run a call on a mesh of `num_nodes` x `devices_per_node` devices.
 
-    An estimate of another system derives from it and overrides what that system's engine does differently.
+    To estimate another system, derive from it and override whatever that system does differently.
 
-    `recompute`: these layers of each stage keep their input only in training, and run forward again. With
-    `tokens_over_tp` tp divides the tokens of a train_step between products. `cache_bytes`: the size of a paged
-    key-value cache on each device, which rows in flight fill (None: room for all rows). `engine` names the engine whose
-    layers a profile has. `registered` are a placement's words that are not part of this package, for formulas that read
+    `recompute` is the number of layers of each stage that keep only their input in training, and run forward again.
+    With `tokens_over_tp`, tp divides the tokens of a train_step between products. `cache_bytes` is the size of a paged
+    key-value cache on each device, which rows in flight fill (None: room for all rows). `engine` names the engine that
+    a profile has measured. `registered` are a placement's words that other packages registered, for formulas that read
     them.
     """
 
@@ -47,7 +47,7 @@ class Execution(HashedOnce):
 
     @classmethod
     def of(cls, placement: Placement) -> Self:
-        """Execute as a plan says."""
+        """Return the execution that a plan's placement states."""
         effects: dict[str, Any] = {}
         for word in stated(placement):
             effects |= word.effect(placement)
@@ -61,7 +61,8 @@ class Execution(HashedOnce):
         )
 
     def pieces(self, items: float, train: bool) -> tuple[int, int]:
-        """Return (consecutive portions, micro-batches in each that fill the pipeline) for a number of items.
+        """Return the number of consecutive portions, and of micro-batches in each that fill the pipeline, for `items`
+        items.
 
         >>> Execution(Strategy(pp=4), micro_batches=8).pieces(64, train=True)
         (1, 8)
@@ -70,38 +71,39 @@ class Execution(HashedOnce):
 
     @property
     def replays_graphs(self) -> bool:
-        """Whether a decoding step replays CUDA graphs: vLLM's does, our Megatron engine launches every kernel."""
+        """Whether a decoding step replays CUDA graphs: vLLM's does; our Megatron engine launches every kernel."""
         return TRAITS[self.engine].replays_graphs
 
     @property
     def sequence_split(self) -> int:
-        """The number of parts that [tokens, hidden] is split into outside of matrix products."""
+        """Into how many parts [tokens, hidden] is split outside of matrix products."""
         return self.strategy.tp if self.tokens_over_tp else 1
 
     @property
     def boundary_split(self) -> int:
-        """The number of parts of [tokens, hidden] that the devices of a stage send to the next stage."""
+        """Into how many parts a stage's devices split [tokens, hidden] when they send it to the next stage."""
         return self.sequence_split
 
     @property
     def copies_split(self) -> int:
-        """The number of devices that share a token's copies for experts: tp with vLLM; with Megatron each sends all."""
+        """How many devices share a token's copies for experts: tp with vLLM; with Megatron each device sends all."""
         return self.strategy.tp if TRAITS[self.engine].experts_over_tp else 1
 
     def head_tokens(self, prompt: Tokens, response: Tokens) -> Tokens:
-        """Return the tokens of a row that reach the head, given the tokens of its prompt and its response."""
+        """Return how many of a row's tokens reach the head, given the tokens of its prompt and its response."""
         return response
 
     def logit_bytes(self, logits: int, at_once: int, item_bytes: int) -> int:
         """Return the bytes of a forward pass's logits: `at_once` at a time in float32, and as many more.
 
-        The second half holds their softmax, or the previous slice while the next slice is made in the compute format.
+        The second half is for their softmax, or for the previous slice while the next is computed in the compute
+        format.
         """
         several = logits > at_once and item_bytes < 4
         return min(logits, at_once) * (2 * 4 + (item_bytes if several else 0))
 
     def replicas_seconds(self, num_parameters: int, times: LayerTimes) -> float:
-        """Return the seconds to sum gradients, each replica its share, and to give every replica the new weights."""
+        """Return the seconds to sum gradients, each replica a share, and to give every replica the new weights."""
         return times.share(num_parameters, self.dp_group())
 
     def tp_group(self) -> CollectiveGroup:
@@ -111,7 +113,7 @@ class Execution(HashedOnce):
         return self._group(self.strategy.dp, self.strategy.stride("dp"))
 
     def ep_group(self) -> CollectiveGroup:
-        """Return the devices of a stage that share its experts out: replicas' equal tp parts, with vLLM all devices."""
+        """Return the devices of a stage that divide its experts: replicas' equal tp parts, with vLLM all devices."""
         if TRAITS[self.engine].experts_over_tp:
             return self._group(self.strategy.dp * self.strategy.tp, 1)
         return self._group(self.strategy.ep, self.strategy.stride("dp"))
@@ -131,5 +133,5 @@ class Execution(HashedOnce):
 
 
 def at_most(count: int, items: float) -> int:
-    """Return the number of pieces of some items: `count`, or the number of items if there are fewer."""
+    """Return the number of pieces: `count`, or the number of items if that is smaller."""
     return max(1, min(count, int(items)))

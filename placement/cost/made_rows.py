@@ -1,4 +1,4 @@
-"""The lengths of rows that calls make: at most, for memory and the models' context, and as a rule, for seconds."""
+"""Lengths of the rows that calls make: their maximum for memory and the context limit, their expectation for times."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,9 +9,9 @@ from prefect_rlhf.placement.row_set import RowSet
 
 
 def row_lengths(graph: DataflowGraph, of_dataset: Mapping[str, int], response: int | None = None) -> dict[str, int]:
-    """Return how many tokens a row has in each dataset, and after each call that makes rows, by name.
+    """Return a row's length in tokens in each dataset, and after each call that makes rows, by name.
 
-    A generate adds as many as it may, but no more than `response`; a computation makes rows as long as its limit says.
+    A generate adds as many tokens as allowed, but at most `response`; a computation makes rows as long as its limit.
     """
     found = dict(of_dataset)
     for call in graph:
@@ -25,10 +25,10 @@ def row_lengths(graph: DataflowGraph, of_dataset: Mapping[str, int], response: i
 
 
 def with_made_rows(workload: Workload, graph: DataflowGraph, longest: Mapping[str, int]) -> Workload:
-    """Return the workload with the rows that computations make; `longest` is the longest row of each dataset.
+    """Add to the workload the rows that computations make; `longest` is the longest row of each dataset.
 
-    For memory every row may have as many tokens as the longest of all. For seconds, rows have the lengths of the limits
-    beyond the means. Any of the computed `tokens` may be scored, so all count as responses.
+    For memory every row may be as long as the longest of all. For seconds, rows have their mean length plus the tokens
+    that the limit allows beyond it. Any of the computed `tokens` may be scored, so all count as responses.
     """
     if not any(call.row_limit for call in graph):
         return workload

@@ -1,7 +1,7 @@
 """How long it takes to move bytes: weights between instances, rows between calls, weights to host memory and back.
 
-Every device sends and receives on all its links at once, so a move takes as long as its busiest link (ReaL, section
-5.1: the size over the bandwidth). Bytes that stay on a device are read and written in its memory.
+Every device sends and receives on all its links at once, so the busiest link determines the time (ReaL, section 5.1:
+the size over the bandwidth). Bytes that stay on a device are read and written in its memory.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from prefect_rlhf.placement.rows.partition import Part
 _UNSPLIT = -1  # in place of a tp part: what tp does not split, which every part holds
 _TABLE = -1  # in place of a stage: an embedding tied to the output, which the first stage holds and the last
 DISK_BYTES_PER_SECOND = 0.5e9
-"""One rank on a local disk, as measured (docs/internals/measured_log.md): the slowest that a checkpoint should meet."""
+"""One rank on a local disk, as measured (docs/internals/measured_log.md): the slowest disk that a checkpoint should
+meet."""
 _Part = tuple[int, ...]  # stage and tp part that a device holds; for experts also their numbers
 
 
 class ColumnBytes(NamedTuple):
-    """Bytes of a column for each row, and for each token of the whole row or of its response."""
+    """A column's bytes per row, and per token of the whole row or of its response."""
 
     row: int = 0
     token: int = 0
@@ -58,9 +59,9 @@ def _column_bytes(key: str) -> ColumnBytes:
 
 
 class Flow(NamedTuple):
-    """Bytes that move from a device to another; a flow to the same device is a copy.
+    """Bytes that move from one device to another; a flow to the same device is a copy.
 
-    A named tuple, since a plan of many devices has many thousands.
+    A named tuple, because a plan with many devices has many thousands of flows.
     """
 
     source: Device
@@ -75,7 +76,7 @@ class Flow(NamedTuple):
 
 
 class Loads(NamedTuple):
-    """Bytes that each device sends and receives, by the way that they take."""
+    """The bytes that each device sends and receives, by link."""
 
     sent: defaultdict[LinkSpan, defaultdict[Device, float]]
     received: defaultdict[LinkSpan, defaultdict[Device, float]]
@@ -114,7 +115,7 @@ def _fullest(loads: Loads) -> tuple[tuple[LinkSpan, float], ...]:
 
 
 def reallocation_seconds(source: ModelInstance, target: ModelInstance, sizes: ModelSizes, links: Links) -> float:
-    """Return the seconds to bring a source's weights to the devices of a target."""
+    """Return the seconds to bring a source's weights to a target's devices."""
     return _busiest_seconds(_fullest_of_reallocation(source, target, sizes), links)
 
 
@@ -126,7 +127,7 @@ def _fullest_of_reallocation(
 
 
 def transfer_seconds(placed: PlacedMoves, part: Part, workload: Workload, links: Links) -> float:
-    """Return the seconds to bring rows of a part to the devices of a call, as if all rows were equally long."""
+    """Return the seconds to bring the rows of a part to a call's devices, as if all rows were equally long."""
     return _busiest_seconds(_fullest_of_transfers(placed, part, workload), links)
 
 
@@ -136,7 +137,9 @@ def _fullest_of_transfers(placed: PlacedMoves, part: Part, workload: Workload) -
 
 
 def transfer_loads(transfers: Iterable[DeviceTransfer], workload: Workload) -> Loads:
-    """Return the bytes of rows that devices send each other. Without a flow for each of many thousand transfers."""
+    """Return the bytes of rows that devices send each other, without making a flow for each of many thousand
+    transfers.
+    """
     loads, of_row = Loads.none(), cache(partial(row_bytes, workload=workload))  # most transfers have the same keys
     for source, target, _, keys, rows in transfers:
         span: LinkSpan = "node" if source.node == target.node else "network"
@@ -161,22 +164,22 @@ def row_bytes(keys: Iterable[str], workload: Workload) -> float:
 
 
 def host_seconds(num_bytes: float, links: Links) -> float:
-    """Return the seconds to offload or reload bytes of a device over its link to the host (ReaL, section 6)."""
+    """Return the seconds to offload or reload a device's bytes over its host link (ReaL, section 6)."""
     return links.seconds(num_bytes, "host")
 
 
 def disk_seconds(num_bytes: float) -> float:
-    """Return the seconds that a rank needs to write bytes of a checkpoint, checksums and flushing included."""
+    """Return the seconds for a rank to write a checkpoint's bytes, including checksums and flushing."""
     return num_bytes / DISK_BYTES_PER_SECOND
 
 
 def reallocation_loads(source: ModelInstance, target: ModelInstance, sizes: ModelSizes) -> Loads:
-    """Return the bytes that `reshard` would move between two instances' devices, in closed form: trained weights.
+    """Return the bytes of trained weights that `reshard` would move between two instances' devices, in closed form.
 
-    By pairs of stages, of tp parts, and of shares of experts.
+    The sum is over pairs of stages, of tp parts, and of shares of experts.
 
-    A device keeps its present part; the rest comes from holders on its node, equally from each, or from holders on
-    other nodes if its own node has no holder.
+    A device keeps the part it has; the rest comes in equal amounts from holders on its node, or from other nodes if its
+    own node has no holder.
     """
     holders: dict[_Part, list[Device]] = defaultdict(list)
     on_node: dict[tuple[_Part, int], list[Device]] = defaultdict(list)

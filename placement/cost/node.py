@@ -40,15 +40,15 @@ from prefect_rlhf.placement.rows.moves import placed_moves
 from prefect_rlhf.placement.rows.partition import Part
 
 _SLOWED_MOVES = Transfer | Reallocate | Follow | HostCopy | Checkpoint
-"""Moves for which a profile knows how they share their hosts: none that goes to disk."""
+"""Moves that share their hosts as a profile has measured; moves to disk are not among them."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCosts:
-    """The time of each node of `graph` under `plan`, in seconds.
+    """How long each node of `graph` takes under `plan`, in seconds.
 
-    No source of times knows computations on data and the export of models: orchestration is all that they count as. A
-    call on hosts takes as long as its author expects.
+    Computations on data and exports of models count only as orchestration, because no source of times covers them. A
+    host call takes as long as its author expects.
     """
 
     graph: DataflowGraph
@@ -64,18 +64,20 @@ class NodeCosts:
         return self.cost(node).total
 
     def worked_seconds(self, node: Node) -> float | None:
-        """Return the seconds that its ranks work on it, without orchestration; None without a source of times."""
+        """Return the seconds that the node's ranks work, without orchestration; None without a source of times."""
         return None if isinstance(node.work, Compute | Export) else self.cost(node).worked
 
     def cost(self, node: Node) -> Seconds:
-        """Return a node's time by cause, in seconds; equal in every step, except for copies to the host and drops."""
+        """Return a node's time by cause, in seconds. It is equal in every step, except for copies to the host and
+        drops.
+        """
         key = subject_of(node.id), isinstance(node.work, HostCopy) and node.work.copies
         if key not in self._costs:
             self._costs[key] = self._cost(node)
         return self._costs[key]
 
     def host_bytes(self, copy: HostCopy) -> int:
-        """Return the bytes that the fullest device copies to its host or back; 0 without `copies`.
+        """Return how many bytes the fullest device copies to or from its host; 0 without `copies`.
 
         They are the weights, the optimizer states of a trained instance, or both. Gradients are restored as zeros.
         """
@@ -94,7 +96,9 @@ class NodeCosts:
         )
 
     def demand(self, node: Node) -> Demand:
-        """Return the load of a node on its hosts; for data moves and work behind the steps it is unknown and 0."""
+        """Return the load that a node puts on its hosts; for data moves and work behind the steps it is unknown, and
+        0.
+        """
         cost, devices = self.cost(node), _devices_on_hosts(node)
         share = cost.worked / cost.total if cost.total else 0.0
         if not isinstance(node.work, ModelCall):

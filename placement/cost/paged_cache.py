@@ -1,6 +1,6 @@
-"""vLLM's key-value cache: blocks of tokens that rows fill as they grow, and the number of rows in flight.
+"""vLLM's key-value cache: rows fill blocks of tokens as they grow, which limits the number of rows in flight.
 
-Rows begin while there is room for their prompts. If the rows in flight outgrow the cache, the latest is preempted: it
+A row begins when there is room for its prompt. If the rows in flight outgrow the cache, the latest row is preempted: it
 loses its blocks, and computes them again when it resumes.
 """
 
@@ -20,39 +20,40 @@ LEAST_SHARE = 8  # rows in flight on CUDA have at least an eighth of the longest
 
 
 class InFlight(NamedTuple):
-    """Rows in flight per replica: in the first wave, and later, when each new row replaces a finished row."""
+    """A replica's rows in flight: in the first wave, and later, when new rows replace finished rows."""
 
     first: float
     later: float
 
 
 def block_bytes(sizes: ModelSizes, tp: int) -> int:
-    """Return the bytes of a block of all layers on a device."""
+    """Return the bytes of a cache block, for all layers, on a device."""
     return CACHE_BLOCK * sizes.num_layers * sizes.cache_bytes_per_token(tp)
 
 
 def whole_cache_bytes(rows: int, length: int, sizes: ModelSizes, tp: int) -> int:
-    """Return the bytes on each device of a cache that holds `rows` of `length` tokens at once."""
+    """Return the bytes on each device of a cache for `rows` rows of `length` tokens."""
     return (rows * _blocks(length) + NULL_BLOCKS) * block_bytes(sizes, tp)
 
 
 def expected_cache_bytes(rows: int, workload: Workload, sizes: ModelSizes, tp: int) -> int:
-    """Return the bytes on each device of a cache that `rows` rows, begun together, are expected to fill at most."""
+    """Return the bytes on each device that `rows` rows, begun together, are expected to fill at their peak."""
     blocks = max(_blocks(workload.longest), int(rows * _tokens_of_a_row(workload).first) // CACHE_BLOCK + 1)
     return min((blocks + NULL_BLOCKS) * block_bytes(sizes, tp), whole_cache_bytes(rows, workload.longest, sizes, tp))
 
 
 def rows_at_once(rows: int, cache_bytes: int, length: int, sizes: ModelSizes, tp: int) -> int:
-    """Return the most rows that vLLM keeps in flight on CUDA, in a cache of `cache_bytes` on each device.
+    """Return the largest number of rows in flight that vLLM allows on CUDA, with a cache of `cache_bytes` on each
+    device.
 
-    The cache holds fewer, unless the rows in flight are shorter than LEAST_SHARE of `length`, the longest.
+    The cache has room for fewer, unless the rows in flight are shorter than LEAST_SHARE of `length`, the longest.
     """
     held = (cache_bytes // block_bytes(sizes, tp) - NULL_BLOCKS) // _blocks(length)
     return min(rows, LEAST_SHARE * max(1, held), MOST_AT_ONCE)
 
 
 def pass_tokens(rows: int, length: int, at_once: int) -> int:
-    """Return the most tokens of a pass, with which vLLM tries the model when it is built.
+    """Return the largest number of tokens in a pass, which vLLM tries when it builds the model.
 
     `rows` is the largest number of rows of a generate, `length` the longest row, `at_once` the most rows in flight.
     """
@@ -60,7 +61,7 @@ def pass_tokens(rows: int, length: int, at_once: int) -> int:
 
 
 def gib_above(num_bytes: float) -> float:
-    """Return GiB in the form of a plan file: three digits, no less than `num_bytes`.
+    """Return GiB as a plan file writes them: three digits, rounded up.
 
     >>> gib_above(12345678901), gib_above(1 << 20)
     (11.5, 0.000977)
@@ -71,7 +72,7 @@ def gib_above(num_bytes: float) -> float:
 
 
 def check_cache(field: str, cache_bytes: int | None, length: int, sizes: ModelSizes, tp: int) -> None:
-    """Raise InvalidInput for a cache without room for a row of `length` tokens."""
+    """Raise InvalidInput if the cache has no room for a row of `length` tokens."""
     least = whole_cache_bytes(1, length, sizes, tp)
     if cache_bytes is not None and cache_bytes < least:
         right = f"at least {gib_above(least):g}, for a row of {length} tokens"
@@ -79,7 +80,7 @@ def check_cache(field: str, cache_bytes: int | None, length: int, sizes: ModelSi
 
 
 def in_flight(rows: float, cache_bytes: int | None, workload: Workload, sizes: ModelSizes, tp: int) -> InFlight:
-    """Return how many of a replica's rows a cache of `cache_bytes` on each device keeps in flight; None: all.
+    """Return how many of a replica's rows a cache of `cache_bytes` per device keeps in flight; None means all.
 
     >>> from prefect_rlhf.placement.models.known_models import known_shape
     >>> sizes, long_rows = ModelSizes.of_shape(known_shape("llama-7b")), Workload.fixed(512, 512)
@@ -95,7 +96,7 @@ def in_flight(rows: float, cache_bytes: int | None, workload: Workload, sizes: M
 
 
 def mean_context(workload: Workload) -> float:
-    """Return the tokens of a row, on average over the decoding steps of all rows."""
+    """Return a row's mean length in tokens, over the decoding steps of all rows."""
     steps = token_steps = 0.0
     for first, end, running in workload.responses.still_running():
         steps += running * (end - first)

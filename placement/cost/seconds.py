@@ -9,9 +9,9 @@ _made = tuple.__new__  # without the arguments' names, which take most of the ti
 
 
 class Seconds(NamedTuple):
-    """Seconds by cause. docs/internals/cost_model.md has the meaning of each term and the source of its formula.
+    """Seconds by cause. docs/internals/cost_model.md explains each term and has the source of its formula.
 
-    A named tuple, since a search adds up millions of them, and a dataclass takes twice as long to make.
+    A named tuple, because a search adds up millions of them, and a dataclass takes twice as long to make.
 
     >>> (Seconds(compute=2.0) + Seconds(launch=1.0).times(3)).total
     5.0
@@ -39,15 +39,15 @@ class Seconds(NamedTuple):
         return _made(Seconds, map(add, self, other))
 
     def times(self, factor: float) -> Seconds:
-        """Return each term `factor` times."""
+        """Return each term multiplied by `factor`."""
         return _made(Seconds, [factor * term for term in self])
 
     @property
     def worked(self) -> float:
-        """The seconds that ranks work, by their own clocks: all but orchestration."""
+        """The seconds that ranks work, by their own clocks; excludes orchestration."""
         return self._replace(orchestration=0.0).total
 
     def by_term(self) -> dict[str, float]:
-        """Return the terms that take any time, the longest first."""
+        """Return the terms that are not zero, the longest first."""
         named = zip(self._fields, self, strict=True)
         return dict(sorted(((name, value) for name, value in named if value), key=lambda item: -item[1]))

@@ -1,4 +1,4 @@
-"""A model's sizes in closed form: elements of a layer and of the ends of the pipeline, whole and per device.
+"""A model's sizes in closed form: a layer and the ends of the pipeline, whole and per device.
 
 `state_bytes` adds up the training state that each device's rank copies for a checkpoint.
 """
@@ -36,11 +36,11 @@ from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance
 @hashed_once
 @dataclass(frozen=True, slots=True)
 class ModelSizes(HashedOnce):
-    """The numbers that every cost formula needs, counted once. Counts are elements; `queries` and `keys` are widths.
+    """The sizes that every cost formula needs, computed once. Counts are elements; `queries` and `keys` are widths.
 
     With experts, `inner` is the width of an expert; a dense model has no experts. `further` and `frozen` are parameters
     of parts other than the trunk, the heads and the adapter; a train_step does not write `frozen` parameters. With an
-    `adapter` it writes that, a scalar head and `further` parameters, and no others. With a `base_dtype` the matrices of
+    `adapter` it writes only the adapter, a scalar head and `further` parameters. With a `base_dtype` the matrices of
     layers are in that format. A model that `follows` another is written as if it were trained.
     """
 
@@ -81,7 +81,7 @@ class ModelSizes(HashedOnce):
 
     @classmethod
     def of_shape(cls, shape: TransformerShape, head: Head = "lm", dtype: Dtype = "bfloat16") -> ModelSizes:
-        """Return the sizes of a shape that ends in `head`."""
+        """Return the sizes of a model shape with this `head`."""
         return cls(
             shape.hidden_size,
             shape.intermediate_size,
@@ -101,14 +101,14 @@ class ModelSizes(HashedOnce):
         )
 
     def held_by(self, engine: EngineKind) -> ModelSizes:
-        """Return the sizes of those parts of the model that an engine holds; see `held_parts`."""
+        """Return the sizes of the parts of the model that an engine holds; see `held_parts`."""
         left_out = "scalar_head" in TRAITS[engine].leaves_out
         return replace(self, head="lm") if left_out and self.head == "lm+scalar" else self
 
     def on(self, tp: int) -> ModelSizes:
         """Return the sizes per device if tp devices divide the tensors that tp splits.
 
-        With more devices than key-value heads, each device has a copy of a head, as if there were tp heads.
+        With more devices than key-value heads, each device has a copy of a head, as if the model had tp heads.
         """
         return self if tp <= self.kv_heads else replace(self, kv_heads=tp)
 
@@ -134,7 +134,7 @@ class ModelSizes(HashedOnce):
 
     @property
     def matrices(self) -> int:
-        """Elements of a layer's matrices, without its experts' matrices."""
+        """Elements of a layer's matrices, without its experts."""
         return 2 * self.hidden * (self.queries + self.keys) + (0 if self.num_experts else self.feed_forward)
 
     @property
@@ -158,9 +158,9 @@ class ModelSizes(HashedOnce):
         return self.layer_matrices + self.experts_per_token * self.feed_forward
 
     def experts_touched(self, tokens: float) -> float:
-        """Return how many of a layer's experts `tokens` tokens need, on average, if all are equally likely.
+        """Return how many of a layer's experts `tokens` tokens need on average, if all experts are equally likely.
 
-        Each token leaves an expert out with probability 1 - k / E.
+        A token does not use a given expert with probability 1 - k / E.
         """
         if not self.num_experts:
             return 0.0
@@ -169,7 +169,7 @@ class ModelSizes(HashedOnce):
 
     @property
     def layer_matrices(self) -> int:
-        """Elements of a layer's matrices, and of biases on their rows: tp splits them, except the experts'."""
+        """Elements of a layer's matrices and of biases on their rows; tp splits them, except experts' biases."""
         split = sum(rows for name, rows in self._rows.items() if name in self.biases) if self.biases else 0
         return self.matrices + split
 
@@ -180,7 +180,7 @@ class ModelSizes(HashedOnce):
         return norms + self.router + self.hidden * len({"self_attn.o_proj", "mlp.down_proj"} & set(self.biases))
 
     def bias_tensors(self, tp: int) -> tuple[int, ...]:
-        """Return the elements of a layer's biases on each of tp devices, fused as the matrices are."""
+        """Return the elements of a layer's biases on each of tp devices, fused like the matrices."""
         rows = {name: size // tp for name, size in self._rows.items()}
         rows |= dict.fromkeys(("self_attn.o_proj", "mlp.down_proj"), self.hidden)
         fused = (QUERY_BIASES, ("self_attn.o_proj",), ("mlp.gate_proj", "mlp.up_proj"), ("mlp.down_proj",))
@@ -189,7 +189,7 @@ class ModelSizes(HashedOnce):
 
     @property
     def keys_and_values(self) -> int:
-        """Elements of the matrices that make keys and values, and of their biases."""
+        """Elements of the key and value matrices, with their biases."""
         biases = sum(name in self.biases for name in QUERY_BIASES[1:])
         return self.keys * (2 * self.hidden + biases)
 
@@ -201,7 +201,7 @@ class ModelSizes(HashedOnce):
 
     @property
     def table(self) -> int:
-        """Elements of the embedding; the output matrix has as many."""
+        """Elements of the embedding; the output matrix is equally large."""
         return self.vocab * self.hidden
 
     @property
@@ -215,7 +215,7 @@ class ModelSizes(HashedOnce):
 
     @property
     def num_trained(self) -> int:
-        """All elements that a train_step of the model writes."""
+        """All elements that the model's train_step writes."""
         if not self.adapter:
             return self.num_parameters - sum(parameter.num_elements for parameter in self.frozen)
         head = self.hidden if "scalar" in self.head else 0
@@ -223,7 +223,7 @@ class ModelSizes(HashedOnce):
 
     @property
     def moved_layer(self) -> LayerElements:
-        """The elements that a move brings of a layer's weights outside of experts: a train_step writes them."""
+        """Elements of a layer outside its experts that a move brings, because a train_step writes them."""
         if self.adapter is None:
             return LayerElements(self.layer_matrices, self.keys_and_values, self.layer_norms)
         return self.adapter.layer_elements
@@ -238,20 +238,23 @@ class ModelSizes(HashedOnce):
         return 0 if self.adapter is None else self.adapter.on(tp).elements
 
     def stage_layers(self, pp: int, stage: int = 0) -> int:
-        """Count the layers of a pipeline stage; see `stages`."""
+        """Return the number of layers in a pipeline stage; see `stages`."""
         return len(stages(self.num_layers, pp)[stage])
 
     def stage_parameters(self, strategy: Strategy, stage: int) -> int:
-        """Count the elements that a device of a pipeline stage holds.
+        """Count the elements on a device of a pipeline stage.
 
-        The first stage has the embedding; the last the final norm and the head, which is a copy of a tied embedding.
+        The first stage has the embedding; the last has the final norm and the head, which is a copy if the embedding is
+        tied.
         """
         return _stage_parameters(self, strategy, stage)
 
     def four_bits_save(self, tp: int) -> int:
-        """Return the bytes that a layer's matrices in four bits save on each of tp devices; 0 in the model's format.
+        """Return how many bytes a layer's matrices save on each of tp devices if they have four bits; 0 in the model's
+        format.
 
-        A number has half a byte, and a block a byte. Each device has the scales of a matrix's scales, in float32.
+        A number takes half a byte, and a block's scale a byte. Each device has the scales of a matrix's scales, in
+        float32.
         """
         if self.base_dtype is None:
             return 0
@@ -261,7 +264,7 @@ class ModelSizes(HashedOnce):
         return elements * self.item - elements // 2 - elements // BLOCK - 4 * nested
 
     def stage_bytes(self, strategy: Strategy, stage: int) -> int:
-        """Return the bytes of the elements that a device of a pipeline stage holds."""
+        """Return the bytes of the elements on a device of a pipeline stage."""
         saved = self.stage_layers(strategy.pp, stage) * self.four_bits_save(strategy.tp)
         return self.stage_parameters(strategy, stage) * self.item - saved
 
@@ -273,7 +276,7 @@ class ModelSizes(HashedOnce):
                 yield parameter
 
     def stage_trained(self, strategy: Strategy, stage: int) -> int:
-        """Count the elements that a device of a pipeline stage holds and that a train_step of the model writes."""
+        """Count the elements on a device of a pipeline stage that the model's train_step writes."""
         tp, pp = strategy.tp, strategy.pp
         if self.adapter:
             head = self.hidden if stage == pp - 1 and "scalar" in self.head else 0
@@ -285,15 +288,17 @@ class ModelSizes(HashedOnce):
         return parameters - sum(parameter.elements_of(tp) for parameter in self.on_stage(self.frozen, pp, stage))
 
     def stage_trained_experts(self, strategy: Strategy, stage: int) -> int:
-        """Count the elements of `stage_trained` that belong to experts: zero with an adapter, whose base is frozen."""
+        """Count the elements of `stage_trained` that belong to experts: zero with an adapter, because the base is
+        frozen.
+        """
         return 0 if self.adapter else self.stage_experts(strategy, stage)
 
     def most_trained(self, strategy: Strategy) -> int:
-        """Count the elements that a train_step writes on a device of the stage with most."""
+        """Count the elements that a train_step writes per device, on the stage with most."""
         return max(self.stage_trained(strategy, stage) for stage in (0, strategy.pp - 1))
 
     def stage_main_bytes(self, strategy: Strategy, stage: int) -> int:
-        """Return the bytes of the float32 main weights that a follower keeps on a device of a pipeline stage."""
+        """Return the bytes of a follower's float32 main weights on a device of a pipeline stage."""
         keeps = self.follows is not None and self.follows.has_main_weights(self.dtype)
         return self.stage_trained(strategy, stage) * MAIN_WEIGHT_BYTES if keeps else 0
 
@@ -304,11 +309,11 @@ class ModelSizes(HashedOnce):
         return max(-(-self.vocab // tp) * self.hidden, self.layer_matrices // tp, self.layer_experts // tp)
 
     def stage_experts(self, strategy: Strategy, stage: int) -> int:
-        """Count the elements of experts that a device of a pipeline stage holds: of every ep-th, its tp-th part."""
+        """Count the elements of experts on a device of a pipeline stage: of every ep-th expert, its tp-th part."""
         return self.stage_layers(strategy.pp, stage) * -(-self.layer_experts // (strategy.tp * strategy.ep))
 
     def fullest_stage(self, strategy: Strategy) -> int:
-        """Return the stage whose devices hold most: the first has the embedding, the last the head."""
+        """Return the stage that holds most per device: the first has the embedding, the last the head."""
         return max((0, strategy.pp - 1), key=lambda stage: self.stage_parameters(strategy, stage))
 
     def fullest_stage_parameters(self, strategy: Strategy) -> int:
@@ -316,14 +321,14 @@ class ModelSizes(HashedOnce):
         return self.stage_parameters(strategy, self.fullest_stage(strategy))
 
     def cache_bytes_per_token(self, tp: int) -> int:
-        """Return the bytes of a token's keys and values per layer and device; a head is never split."""
+        """Return the bytes of a token's keys and values per layer and device. A head is never split."""
         return 2 * max(1, self.kv_heads // tp) * self.head_dim * self.item
 
 
 def copied_bytes(graph: DataflowGraph, plan: ExecutionPlan) -> Counter[Device]:
-    """Add up, device by device, the bytes that a checkpoint of all roles with a state copies: the most in host memory.
+    """Return, by device, the bytes that a checkpoint of all roles with a state copies: the peak in host memory.
 
-    Weights that all tensor-parallel devices hold, norms for example, count on each, although a single device writes
+    Weights that all tensor-parallel devices hold, such as norms, count on each device, although only one device writes
     them.
     """
     copied: Counter[Device] = Counter()
@@ -335,7 +340,7 @@ def copied_bytes(graph: DataflowGraph, plan: ExecutionPlan) -> Counter[Device]:
 
 
 def instance_copied_bytes(instance: ModelInstance, sizes: ModelSizes) -> dict[Device, int]:
-    """Return, by device, the bytes that a trained instance's ranks copy: main weights and moments, over replicas.
+    """Return, by device, the bytes that a trained instance's ranks copy: main weights and moments, shared by replicas.
 
     A follower's weights are copied from its first replica, and have no moments.
     """

@@ -1,4 +1,4 @@
-"""Sources of times for each node of a cluster: a given profile, else the device's datasheet."""
+"""Sources of times for each node of a cluster: a given profile, or else the device's datasheet."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ MOST_KEPT = 50_000  # costs; plans of a search share most of them, and memory ha
 
 @dataclass(frozen=True, slots=True)
 class CostSources:
-    """The hardware of each node, `nodes[i]` of the i-th, and profiles, which hold for devices of their name.
+    """Each node's hardware (`nodes[i]` is the i-th node's), and profiles, which hold for devices of their name.
 
     Devices of a kind that has profiles need a profile for every shape in question. Each model's times are made once.
-    `orchestration_seconds` is the time that a run's controller adds to every node beyond its ranks' work.
+    `orchestration_seconds` is how much the controller adds to every node's time.
     """
 
     nodes: tuple[Hardware, ...]
@@ -47,18 +47,20 @@ class CostSources:
         return cls((hardware,) * num_nodes, tuple(profiles))
 
     def times(self, sizes: ModelSizes, hardware: Hardware, engine: EngineKind = "megatron") -> LayerTimes:
-        """Return the times of a model's layers in an engine on a kind of node."""
+        """Return the times of a model's layers in an engine, on a kind of node."""
         key = hardware, sizes, engine
         if key not in self._times:
             self._times[key] = self._make(sizes, hardware, engine)
         return self._times[key]
 
     def call_cost(self, work: CallWork, execution: Execution, sizes: ModelSizes, mesh: DeviceMesh) -> Seconds:
-        """Return a call's seconds on a mesh; if its nodes differ, on the slowest kind: the others wait for it."""
+        """Return a call's seconds on a mesh. If its nodes differ, the slowest kind counts, because the others wait for
+        it.
+        """
         return self.slowest(((work, hardware) for hardware in self.distinct_hardware(mesh)), execution, sizes)
 
     def slowest(self, shares: Iterable[tuple[CallWork, Hardware]], execution: Execution, sizes: ModelSizes) -> Seconds:
-        """Return a call's time in seconds, if its shares run side by side, each on a single kind of node."""
+        """Return a call's time in seconds if its shares run concurrently, each on one kind of node."""
         costs = (
             self._on_its_host(
                 call_cost(work, execution, self.times(sizes, node, execution.engine)), work, execution, sizes, node
@@ -70,7 +72,7 @@ class CostSources:
     def train_step_costs(
         self, work: CallWork, execution: Execution, sizes: ModelSizes, mesh: DeviceMesh, recomputes: Sequence[Recompute]
     ) -> list[Seconds]:
-        """Return `call_cost` of a train_step for each number of recomputed layers, not for the execution's own."""
+        """Return a train_step's `call_cost` for each number of recomputed layers in `recomputes`."""
         by_node = [
             [
                 self._on_its_host(cost, work, execution, sizes, node)
@@ -82,7 +84,7 @@ class CostSources:
         return [max(costs, key=lambda cost: cost.total) + started for costs in zip(*by_node, strict=True)]
 
     def kept(self, key: object, cost: Callable[[], Seconds]) -> Seconds:
-        """Return `cost()`, computed once for each key. These sources and the key determine the cost."""
+        """Return `cost()`, computed once per key. These sources and the key determine the cost."""
         known = self._kept.get(key)
         if known is None:
             known = cost()
@@ -94,7 +96,7 @@ class CostSources:
     def slow_down(
         self, work: SharedWork, engine: EngineKind, hardware: Hardware, sizes: ModelSizes | None = None
     ) -> SlowDown | None:
-        """Return the slow-down by busy devices of a host for a kind of work, of a model or of any; None if unknown."""
+        """Return how a kind of work, of a model or any, slows down with busy devices of a host; None if unknown."""
         measured = self._profiles(hardware, sizes)
         return measured[0].slow_down(work, engine) if measured else None
 
@@ -113,7 +115,7 @@ class CostSources:
         return cost.times(slow_down.of_profiled(execution.devices_per_node * working_share(cost)))
 
     def written_seconds(self, instance: ModelInstance, sizes: ModelSizes) -> float:
-        """Return the cost of the fact that all weights of an instance were written, in addition to the writing."""
+        """Return the cost that new weights cause in an instance, in addition to writing them."""
         return self._written_seconds(instance, sizes, sizes.fullest_stage_parameters(instance.strategy))
 
     def _written_seconds(self, instance: ModelInstance, sizes: ModelSizes, parameters: int) -> float:
@@ -121,14 +123,14 @@ class CostSources:
         return max(self.times(sizes, node, instance.engine).written(parameters) for node in nodes)
 
     def taken_seconds(self, instance: ModelInstance, sizes: ModelSizes) -> float:
-        """Return the cost of bringing new weights into an instance, their fingerprint included, but for their bytes."""
+        """Return the cost of bringing new weights into an instance, including their fingerprint but not their bytes."""
         pp, nodes = instance.strategy.pp, self.distinct_hardware(instance.mesh)
         layers = max(sizes.stage_layers(pp, stage) for stage in (0, pp - 1))
         taken = max(self.times(sizes, node, instance.engine).taken(layers) for node in nodes)
         return taken + self._written_seconds(instance, sizes, sizes.most_trained(instance.strategy))
 
     def links(self, meshes: Iterable[DeviceMesh]) -> Links:
-        """Return the slower of each link among the nodes of some meshes, for a device on an otherwise idle host."""
+        """Return the slower of each link among the nodes of several meshes, for a device on an otherwise idle host."""
         by_kind = [
             self._links(kind)
             for kind in dict.fromkeys(kind for mesh in meshes for kind in self.distinct_hardware(mesh))

@@ -1,4 +1,4 @@
-"""Speeds that a probe measured on a kind of device: they replace the peaks of a datasheet and constants of engines."""
+"""Speeds that a probe measured on a kind of device. They replace a datasheet's peaks and engines' constants."""
 
 from __future__ import annotations
 
@@ -19,32 +19,35 @@ PROBED = "a probe of this machine"
 class Speeds:
     """Speeds that a device reached while all leased devices of its node did the same work.
 
-    `product_flops` is the FLOP/s of matrix products in `dtype`, `decoding_flops` of those in a decoding step of
-    FEW_ROWS rows, `further_rows_flops` of what further rows add to them, at least as many; both None if they were not
-    measured. Bytes per second are of memory (reads and writes), of copies between device and host, and of a link
-    between two devices in each direction.
-    `elementwise_bytes_per_second` is of the bytes that the cost model counts for a layer outside of its products; None
-    if it was not measured. `link_latency_seconds` is the time of a small message. Both link values are None for a
-    single device. `megatron_layer_seconds` and `vllm_layer_seconds` are the part of a layer's decoding step that does
-    not depend on its size; None if it was not measured. `busy` is the share of the cores that other programs used
-    during the probe, from 0 to 1.
+    Bytes are per second, a link's in each direction. None means not measured; a single device has no link.
     """
 
     dtype: Dtype
     product_flops: PositiveFloat
+    """FLOP/s of matrix products in `dtype`."""
     decoding_flops: PositiveFloat | None = None
+    """FLOP/s of products in a decoding step of FEW_ROWS rows."""
     further_rows_flops: PositiveFloat | None = None
+    """FLOP/s that further rows, at least as many, add to them."""
     memory_bytes_per_second: PositiveFloat
+    """Reads and writes of device memory."""
     host_bytes_per_second: PositiveFloat
+    """Copies between device and host."""
     elementwise_bytes_per_second: PositiveFloat | None = None
+    """Element-wise work, in the bytes that the cost model counts for a layer outside of its products."""
     link_bytes_per_second: PositiveFloat | None = None
+    """The link between two devices."""
     link_latency_seconds: PositiveFloat | None = None
+    """The time of a small message."""
     megatron_layer_seconds: PositiveFloat | None = None
+    """The part of a layer's decoding step that does not depend on its size."""
     vllm_layer_seconds: PositiveFloat | None = None
+    """The same in vLLM."""
     busy: float = 0.0
+    """The share of the cores that other programs used during the probe, from 0 to 1."""
 
     def on(self, hardware: Hardware) -> Hardware:
-        """Return a node whose reached speeds are these: peaks are scaled, since a share of each peak is reached."""
+        """Return a node that reaches these speeds: peaks are scaled, because kernels reach a share of each peak."""
         reached, sheet, link = hardware.efficiency, hardware.device, self.link_bytes_per_second
         elementwise, memory = self.elementwise_bytes_per_second, self.memory_bytes_per_second
         decoding = self.decoding_flops
@@ -71,10 +74,10 @@ class Speeds:
         return replace(hardware, device=device, efficiency=efficiency)
 
     def better(self, other: Speeds) -> Speeds:
-        """Return the better of each number: other programs can only make a measurement slower.
+        """Return the better of each speed, because other programs can only make a measurement slower.
 
-        The speed of element-wise work comes from a difference of measurements, which may err in both directions. It is
-        that of the less busy probe.
+        The speed of element-wise work comes from a difference of measurements, which may err in both directions, so the
+        less busy probe's is used.
         """
         better: dict[str, Any] = {
             field.name: _better(field.name, getattr(self, field.name), getattr(other, field.name))
@@ -106,7 +109,7 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class KnownSpeeds:
-    """The speeds of a machine in each probed format; `machine` identifies its hardware and software."""
+    """A machine's speeds in each probed format; `machine` identifies its hardware and software."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -125,7 +128,7 @@ class KnownSpeeds:
 
     @classmethod
     def from_json(cls, text: str | bytes, field: str) -> KnownSpeeds:
-        """Read the output of `to_json`. Raises InvalidInput, a single line, for any other text."""
+        """Read the output of `to_json`. Raises a one-line InvalidInput for any other text."""
         with refusing_invalid(field, "the speeds of a probe"):
             return _ADAPTER.validate_json(text)
 

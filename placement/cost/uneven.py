@@ -1,7 +1,7 @@
-"""Calls on meshes whose nodes differ: each replica has the rows that its speed earns, and the last of them counts.
+"""Calls on meshes with different nodes: each replica gets rows according to its speed, and the last to finish counts.
 
-Replicas get rows in proportion to their speeds (RowPartition), a replica is as fast as its slowest device, and what
-spans nodes goes over the slower network. APP (section VI-B1) balances kinds of devices by their batch sizes in the same
+Replicas get rows in proportion to their speeds (RowPartition), a replica is as fast as its slowest device, and traffic
+between nodes uses the slower network. APP (section VI-B1) balances kinds of devices by their batch sizes in the same
 way.
 """
 
@@ -19,9 +19,9 @@ from prefect_rlhf.placement.rows.shares import replica_speeds
 
 
 def replica_works(work: CallWork, placement: Placement, node_speeds: Sequence[float]) -> tuple[CallWork, ...]:
-    """Return the call as each replica sees it: as if all of them had as many rows as it has.
+    """Return the call as each replica sees it, as if all replicas had as many rows.
 
-    Those that share experts serve each other's rows, so each counts as the fullest of them.
+    Replicas that share experts serve each other's rows, so each counts as the fullest of them.
     """
     counted, works = _works_by_rows(work, placement, node_speeds)
     ep = placement.strategy.ep
@@ -30,14 +30,14 @@ def replica_works(work: CallWork, placement: Placement, node_speeds: Sequence[fl
 
 
 def different_works(work: CallWork, placement: Placement, node_speeds: Sequence[float]) -> tuple[CallWork, ...]:
-    """Return the distinct works of all replicas, by their own rows."""
+    """Return the distinct works among all replicas, given their own rows."""
     return tuple(_works_by_rows(work, placement, node_speeds)[1].values())
 
 
 def placed_cost(
     work: CallWork, sizes: ModelSizes, placement: Placement, sources: CostSources, node_speeds: Sequence[float] = ()
 ) -> Seconds:
-    """Return a call's time as placed, in seconds, until its last replica ends."""
+    """Return a call's time in seconds, as placed, until its last replica ends."""
     if _alike(placement, node_speeds):
         return sources.call_cost(work, Execution.of(placement), sizes, placement.mesh)
     return _last_cost(replica_works(work, placement, node_speeds), sizes, placement, sources)
@@ -46,9 +46,9 @@ def placed_cost(
 def least_cost(
     work: CallWork, sizes: ModelSizes, placement: Placement, sources: CostSources, node_speeds: Sequence[float] = ()
 ) -> Seconds:
-    """Return the least time of the call on the mesh under any order of its devices; the placement states no order.
+    """Return the call's shortest time on the mesh under any device order; the placement states no order.
 
-    Either as many replicas as possible have only the fastest devices; or every replica has a slowest device, and all
+    Either as many replicas as possible have only the fastest devices, or every replica has a slowest device and all
     have equally many rows. Shared experts are counted for each replica's own rows.
     """
     together = sources.call_cost(work, Execution.of(placement), sizes, placement.mesh)

@@ -1,4 +1,4 @@
-"""The work of a call under any plan: rows, token lengths, optimizer steps."""
+"""A call's work under any plan: rows, token lengths, optimizer steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ModelCallKind = Literal["generate", "inference", "train_step"]
 
 @dataclass(frozen=True, slots=True)
 class LengthDistribution:
-    """Tokens of a row, as a distribution: pairs of a length and its share of the rows, the shortest first.
+    """A distribution of row lengths in tokens: pairs of a length and its share of rows, shortest first.
 
     >>> LengthDistribution.fixed(1024).mean, LengthDistribution.of({256: 0.5, 1024: 0.5}).mean
     (1024.0, 640.0)
@@ -34,7 +34,7 @@ class LengthDistribution:
 
     @classmethod
     def of(cls, shares: dict[int, float]) -> LengthDistribution:
-        """Return the distribution with shares of any sum. Raises InvalidInput for no shares, or for negative shares."""
+        """Normalise shares to a distribution. Raises InvalidInput for no shares, or for negative shares."""
         whole = sum(shares.values())
         if whole <= 0 or min(shares) < 0 or min(shares.values()) < 0:
             raise InvalidInput("lengths", shares, "lengths of 0 or more with shares of 0 or more, not all 0")
@@ -53,11 +53,11 @@ class LengthDistribution:
         return self.shares[-1][0]
 
     def reaching(self, longest: int) -> LengthDistribution:
-        """Return the same lengths, and for the memory certificate alone that a row may have `longest` tokens."""
+        """Return the same lengths, but with rows of up to `longest` tokens for the memory certificate."""
         return self if self.longest >= longest else LengthDistribution((*self.shares, (longest, 0.0)))
 
     def at_most(self, longest: int) -> LengthDistribution:
-        """Return the lengths of rows that end after `longest` tokens.
+        """Return the lengths of rows that are cut after `longest` tokens.
 
         >>> LengthDistribution.of({2: 1, 5: 2, 8: 1}).at_most(4)
         LengthDistribution(shares=((2, 0.25), (4, 0.75)))
@@ -84,11 +84,11 @@ class LengthDistribution:
 @hashed_once
 @dataclass(frozen=True, slots=True)
 class Workload(HashedOnce):
-    """Token lengths of a run's rows, and whether generation may use CUDA graphs. The calls say how many rows.
+    """Token lengths of a run's rows, and whether generation may use CUDA graphs. Calls state the number of rows.
 
-    Rows that a computation makes, and rows that are made of these, have prompts and responses of their own in `made`,
-    under the computation's name. `has_checkpoints`: trained states are copied to the hosts, from where they are
-    written. `expert_imbalance`: the tokens of the fullest device over the mean, if devices divide experts.
+    Rows that a computation makes, and rows made from these, have their own prompts and responses in `made`, under the
+    computation's name. `has_checkpoints` means that trained states are copied to the hosts and written from there.
+    `expert_imbalance` is the fullest device's tokens over the mean, if devices divide experts.
     """
 
     prompts: LengthDistribution
@@ -100,11 +100,11 @@ class Workload(HashedOnce):
 
     @classmethod
     def fixed(cls, prompt_tokens: int, response_tokens: int, cuda_graphs: bool = True) -> Workload:
-        """Return the workload with equally long prompts and equally long responses."""
+        """Return the workload with prompts of one length, and responses of one length."""
         return cls(LengthDistribution.fixed(prompt_tokens), LengthDistribution.fixed(response_tokens), cuda_graphs)
 
     def of(self, rows: RowSet) -> Workload:
-        """Return the workload of calls on a row set."""
+        """Return the workload for calls on a row set."""
         made = {name: (prompts, responses) for name, prompts, responses in self.made}
         names = (each.name for each in rows.lineage) if made else ()
         prompts, responses = next((made[name] for name in names if name in made), (self.prompts, self.responses))
@@ -112,7 +112,7 @@ class Workload(HashedOnce):
 
     @property
     def mean_length(self) -> float:
-        """Tokens of a row, prompt and response."""
+        """Mean tokens of a row, prompt and response."""
         return self.prompts.mean + self.responses.mean
 
     @property
@@ -125,10 +125,11 @@ class Workload(HashedOnce):
 class CallWork(HashedOnce):
     """A call's work. `rows` is the whole batch; a train_step takes `epochs` * `mini_batches` optimizer steps.
 
-    Rows need not divide: the fullest replica and the largest mini-batch count. Items of `rows_per_item` stay whole.
-    `others` is the work of a train_step on further row sets, in the same optimizer steps. `vocabulary_passes` passes
-    through the logits of all tokens follow a forward pass; the outputs of a scalar head need none. `play`: the rows of
-    a generate are made in turns. `new_weights`: it is the first call that uses its weights, which may cost time.
+    Rows need not divide evenly: the fullest replica and the largest mini-batch count. Items of `rows_per_item` rows
+    stay whole. `others` is a train_step's work on further row sets, in the same optimizer steps. `vocabulary_passes` is
+    how many passes over the logits of all tokens follow a forward pass; a scalar head's outputs need no pass. With
+    `play`, a generate makes its rows in turns. `new_weights` marks the first call that uses its weights, which may cost
+    time.
     """
 
     kind: ModelCallKind
@@ -144,7 +145,7 @@ class CallWork(HashedOnce):
 
     @classmethod
     def of(cls, call: Call, workload: Workload) -> CallWork:
-        """Return the most work of a graph's call, for memory.
+        """Return the maximum work of a graph's call, for memory.
 
         Raises InvalidInput for a compute call, whose work is unknown here.
         """
@@ -167,7 +168,7 @@ class CallWork(HashedOnce):
 
     @classmethod
     def expected(cls, call: Call, workload: Workload) -> CallWork:
-        """Return the work of a graph's call as a rule, which seconds are of: of rows that are chosen those expected."""
+        """Return the expected work of a graph's call, for times; of rows that a select keeps, the expected number."""
         most = cls.of(call, workload)
         counts = [part.row_count.expected for part in call.by_row_set]
         others = tuple(replace(other, rows=rows) for other, rows in zip(most.others, counts[1:], strict=True))
@@ -175,7 +176,7 @@ class CallWork(HashedOnce):
 
     @property
     def by_row_set(self) -> tuple[CallWork, ...]:
-        """The work on each row set, the first and the others."""
+        """The work on each row set, first the call's own."""
         every = (replace(self, others=()), *self.others)
         return tuple(replace(part, others=every[:i] + every[i + 1 :]) for i, part in enumerate(every))
 
@@ -188,7 +189,7 @@ class CallWork(HashedOnce):
         return -(-self.rows // (dp * self.rows_per_item)) * self.rows_per_item
 
     def mini_batch_rows(self, dp: int) -> int:
-        """Return the rows of the largest mini-batch of the fullest of `dp` replicas.
+        """Return the rows in the largest mini-batch of the fullest of `dp` replicas.
 
         >>> CallWork("train_step", 14, Workload.fixed(1, 1), mini_batches=2, rows_per_item=2).mini_batch_rows(2)
         4

@@ -1,4 +1,4 @@
-"""The axes of parallelism: the work that each divides, its communication, and the order of devices along it."""
+"""The axes of parallelism: the work that each divides, its communication, and its order of devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """An axis along which devices share the work of a call."""
+    """An axis along which devices divide the work of a call."""
 
     name: str
     """Its key in a plan file, its name in `-p placement.CALL.AXIS=`, and its field of a strategy, if it is offered."""
@@ -25,7 +25,7 @@ class Axis:
     within: str | None = None
     """The axis that it divides further, so that it takes no devices of its own."""
     is_offered: bool = True
-    """Whether some engine offers it. Without an engine a plan that states it is refused."""
+    """Whether some engine offers it. If not, a plan that states it is refused."""
 
 
 DP = Axis(
@@ -74,6 +74,6 @@ INNERMOST_FIRST = ("tp", "cp", "dp", "pp")
 ORDER: tuple[str, ...] = tuple(name for name in INNERMOST_FIRST if AXES[name].is_offered)
 """The axes of a strategy with devices of their own, in that order."""
 WITHIN_NODES: tuple[str, ...] = tuple(name for name in ORDER if AXES[name].communicates == "each layer")
-"""The axes whose groups of devices searches keep on a node."""
+"""The axes with groups of devices that searches keep on a node."""
 WITHIN_STEPS: tuple[str, ...] = tuple(name for name in ORDER if AXES[name].communicates != "each step")
 """The axes that make a plan more complex if their groups of devices are on several nodes."""

@@ -1,4 +1,4 @@
-"""Blocks of devices that no mesh of a plan divides: what holds for a device of a block holds for all of them."""
+"""Blocks of devices that no mesh of a plan divides, so a result for a device holds for its whole block."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def blocks_of(meshes: Iterable[DeviceMesh]) -> BlocksByMesh:
 
 
 def covers(meshes: Sequence[DeviceMesh], mesh: DeviceMesh) -> bool:
-    """Return whether some of the meshes have each device of a mesh.
+    """Whether the meshes together contain every device of a mesh.
 
     >>> halves = DeviceMesh(0, 1, 0, 4), DeviceMesh(0, 1, 4, 4)
     >>> covers(halves, DeviceMesh(0, 1, 0, 8)), covers(halves[:1], DeviceMesh(0, 1, 0, 8))

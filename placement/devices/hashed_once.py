@@ -1,4 +1,4 @@
-"""Values that keep their hash: a plan of many devices has long device orders, and its parts are keys of many caches."""
+"""Values that keep their hash, because plans of many devices have long device orders and are keys of many caches."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ Value = TypeVar("Value", bound="HashedOnce")
 
 
 class HashedOnce:
-    """A base of frozen dataclasses with a place for the hash, which is no field: no copy and no pickle has it."""
+    """A base for frozen dataclasses that stores the hash outside of their fields, so copies and pickles lack it."""
 
     __slots__ = ("_hash",)
     _hash: int
 
 
 def hashed_once(cls: type[Value]) -> type[Value]:
-    """Let the values of a frozen dataclass compute their hash at the first request.
+    """Make a frozen dataclass compute its hash only once, at the first request.
 
     >>> from dataclasses import dataclass
     >>> @hashed_once

@@ -1,4 +1,4 @@
-"""A lease: the devices of a cluster that a single flow run may use, and no other run meanwhile."""
+"""A lease: the devices of a cluster that only one flow run may use at a time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ENVIRONMENT_VARIABLE = "RLHF_LEASE"
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The devices that a flow run leases: `devices` of `mesh` in `cluster`, through work pool `pool`.
+    """The devices that a flow run leases: `devices` of `mesh` in `cluster`, through the work pool `pool`.
 
-    After a loss of nodes the run may continue with `min_devices`; 0: only with all of them. A dry run may plan but use
-    no device: it has the mesh that it would get, and no devices. A run without a worker has pool `local`. With
-    `shows_only_its_gpus` the processes of the run see the leased GPUs alone, and count them from 0.
+    After a loss of nodes the run may continue with `min_devices` (0: only with all devices). A dry run has the mesh
+    that it would get, and no devices, because it may plan but not use any. A run without a worker has pool `local`.
+    With `shows_only_its_gpus` the run's processes see only the leased GPUs, and count them from 0.
 
     >>> cluster = ClusterShape("desk", 1, 2, 8 << 30)
     >>> lease = Lease("mesh-pool", "8c1f", cluster, cluster.whole, cluster.whole.devices())
@@ -58,13 +58,13 @@ class Lease:
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """The GPUs of the ranks, in order: their numbers in the list of the process that has the lease."""
+        """The ranks' GPUs in order, as numbers in the list of the process that has the lease."""
         if self.shows_only_its_gpus:
             return tuple(range(len(self.devices)))
         return tuple(device.index for device in self.devices)
 
     def require(self, mesh: DeviceMesh, doing: str) -> None:
-        """Raise DeviceOutsideLease when `mesh`, which `doing` is about to use, has a device that is not held."""
+        """Raise DeviceOutsideLease if `mesh`, which `doing` is about to use, has a device outside the lease."""
         outside = next((device for device in mesh.devices() if device not in self.devices), None)
         if outside is not None:
             leased = f"{self.mesh.name} of {self.cluster.name}" if self.devices else "a dry run: no devices"
@@ -76,7 +76,7 @@ class Lease:
 
     @classmethod
     def from_json(cls, text: str, field: str = ENVIRONMENT_VARIABLE) -> Lease:
-        """Read what `to_json` wrote. Raises InvalidInput for anything else."""
+        """Read what `to_json` wrote. Raises InvalidInput for any other text."""
         try:
             values = json.loads(text)
             written = {key: x for key, x in values["cluster"].items() if key != "leased"}  # it is `mesh`
@@ -90,6 +90,6 @@ class Lease:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Lease | None:
-        """The lease that the worker gave to the process with this environment, or None without a worker."""
+        """Return the lease that a worker gave to the process with this environment; None without a worker."""
         text = environment.get(ENVIRONMENT_VARIABLE)
         return None if text is None else cls.from_json(text)

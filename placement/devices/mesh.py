@@ -1,7 +1,7 @@
-"""Clusters and device meshes: the devices that exist, and the rectangles of them that a call may occupy.
+"""Clusters and device meshes: the existing devices, and the rectangles of devices that a call may occupy.
 
-A mesh is some whole consecutive nodes, or an aligned power-of-two slice of a single node (ReaL, section 4), so any two
-meshes are disjoint, nested, or overlap in whole nodes.
+A mesh is a range of whole nodes, or an aligned power-of-two slice of a single node (ReaL, section 4). So any two meshes
+are disjoint, nested, or overlap in whole nodes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DeviceMesh(HashedOnce):
 
     @classmethod
     def parse(cls, name: str, field: str = "mesh") -> DeviceMesh:
-        """Read a name as `name` writes it. Raises InvalidInput for anything else."""
+        """Parse a name such as `n0:0-1`. Raises InvalidInput for any other text."""
         match = _MESH_NAME.fullmatch(name)
         if match is None:
             raise InvalidInput(field, name, "a mesh such as n0:0-1 or n0-1:0-7")
@@ -74,7 +74,7 @@ class DeviceMesh(HashedOnce):
         return in_nodes and self.first_device <= other.first_device and other._end_device <= self._end_device
 
     def overlaps(self, other: DeviceMesh) -> bool:
-        """Whether some device is in both."""
+        """Whether the meshes share a device."""
         share_nodes = self.first_node < other._end_node and other.first_node < self._end_node
         return share_nodes and self.first_device < other._end_device and other.first_device < self._end_device
 
@@ -88,7 +88,7 @@ class DeviceMesh(HashedOnce):
 
 
 class Device(NamedTuple):
-    """One device of a cluster; a tuple, since plans of many devices hash and compare them millions of times.
+    """A device of a cluster; a tuple, because plans of many devices hash and compare devices millions of times.
 
     >>> str(Device(0, 1))
     'n0:1'
@@ -104,29 +104,28 @@ class Device(NamedTuple):
 @hashed_once
 @dataclass(frozen=True, slots=True)
 class ClusterShape(HashedOnce):
-    """`num_nodes` nodes of `devices_per_node` devices with `device_memory_bytes` each.
-
-    `node_speeds` are the speeds of the devices of each node, relative to each other; empty: all the same.
-    `node_memory_bytes` is the memory of a device of each node; empty: all have `device_memory_bytes`. `node_devices`
-    names the kind of device of each node, such as a100-80; empty: all the same, of an unknown kind. `host_memory_bytes`
-    is the host memory of each node for offloaded models; 0: unknown. `backend` is the kind of code that the devices
-    run, as a lease or site of the cluster states it. `leased` is the part that the lease or site has; None: all of it.
-    `headroom` is the share of each device that no plan may use, as a run or a question states it. `room` is the share
-    that plans keep free without a headroom, for uncounted memory.
-    """
+    """`num_nodes` nodes of `devices_per_node` devices with `device_memory_bytes` each."""
 
     name: str
     num_nodes: int
     devices_per_node: int
     device_memory_bytes: int
     node_speeds: tuple[float, ...] = ()
+    """The speeds of each node's devices, relative to each other; empty if all are equal."""
     node_memory_bytes: tuple[int, ...] = ()
+    """The memory of a device of each node; empty if all have `device_memory_bytes`."""
     host_memory_bytes: int = 0
+    """The host memory of each node for offloaded models; 0 means unknown."""
     node_devices: tuple[str, ...] = ()
+    """The kind of device of each node, such as a100-80; empty if all are of the same unknown kind."""
     backend: Backend = field(default="cuda", compare=False)  # of a lease or site, not of the shape
+    """The kind of code that the devices run, as stated by the lease's or site's cluster."""
     headroom: float = field(default=0.0, compare=False)
+    """The share of each device's memory that plans must leave free, as stated for a run or a question."""
     room: float = field(default=0.0, compare=False)
+    """The share that plans keep free without a headroom, for uncounted memory."""
     leased: DeviceMesh | None = field(default=None, compare=False, repr=False)  # of a lease or site
+    """The part that the lease or site has; None means all of it."""
 
     @property
     def whole(self) -> DeviceMesh:
@@ -134,12 +133,12 @@ class ClusterShape(HashedOnce):
 
     @property
     def usable(self) -> DeviceMesh:
-        """The devices of the lease or site, by default all of them. Plan files count devices from the first."""
+        """The devices of the lease or site, by default all devices. Plan files count devices from its first."""
         return self.leased or self.whole
 
     @property
     def through_ray(self) -> bool:
-        """Whether runs find its nodes through Ray; else the cluster is the machine on which they start."""
+        """Whether runs find its nodes through Ray; otherwise the cluster is the machine on which they start."""
         return self.num_nodes > 1 or bool(self.node_devices)
 
     def with_speeds(self, speeds: Sequence[float], field: str = "node_speeds") -> ClusterShape:
@@ -151,7 +150,7 @@ class ClusterShape(HashedOnce):
         return replace(self, node_speeds=tuple(speeds))
 
     def with_memory(self, memory_bytes: Sequence[int], field: str = "node_memory_bytes") -> ClusterShape:
-        """Return the cluster with this memory of a device by node. Raises InvalidInput unless each node has a value."""
+        """Return the cluster with this device memory by node. Raises InvalidInput unless each node has a value."""
         if len(memory_bytes) not in (0, self.num_nodes):
             right = f"a device's memory for each of the {self.num_nodes} nodes of {self.name}"
             raise InvalidInput(field, list(memory_bytes), right)
@@ -160,7 +159,7 @@ class ClusterShape(HashedOnce):
         return replace(self, node_memory_bytes=tuple(memory_bytes))
 
     def memory_bytes(self, node: int) -> int:
-        """The memory that plans may fill on each device of a node: without the headroom and the room.
+        """The memory that plans may use on each device of a node: without the headroom and the room.
 
         >>> ClusterShape("mixed", 2, 8, 80 << 30).with_memory((80 << 30, 32 << 30)).memory_bytes(1) >> 30
         32
@@ -168,12 +167,12 @@ class ClusterShape(HashedOnce):
         return int(self.whole_memory_bytes(node) * (1 - self.kept_share))
 
     def stated_memory_bytes(self, node: int) -> int:
-        """The memory on each device of a node without the headroom that you stated, with the room."""
+        """The memory on each device of a node, without your stated headroom but with the room."""
         return int(self.whole_memory_bytes(node) * (1 - self.headroom))
 
     @property
     def kept_share(self) -> float:
-        """The share of each device that plans keep free."""
+        """The share of each device's memory that plans keep free."""
         return self.headroom + self.room
 
     def whole_memory_bytes(self, node: int) -> int:
@@ -181,13 +180,13 @@ class ClusterShape(HashedOnce):
         return self.node_memory_bytes[node] if self.node_memory_bytes else self.device_memory_bytes
 
     def smallest_memory_bytes(self, mesh: DeviceMesh) -> int:
-        """The memory of the smallest device of a mesh."""
+        """The memory of a mesh's smallest device."""
         if not self.node_memory_bytes:
             return self.memory_bytes(mesh.first_node)
         return min(self.memory_bytes(node) for node in range(mesh.first_node, mesh.first_node + mesh.num_nodes))
 
     def check_mesh(self, mesh: DeviceMesh, field: str = "mesh") -> DeviceMesh:
-        """Return `mesh`, or raise InvalidInput when it lies outside the cluster or is not aligned."""
+        """Return `mesh`. Raises InvalidInput if it lies outside the cluster or is not aligned."""
         if mesh.first_node + mesh.num_nodes > self.num_nodes:
             raise InvalidInput(field, mesh.name, f"nodes 0 to {self.num_nodes - 1} of cluster {self.name}")
         if mesh.first_device + mesh.devices_per_node > self.devices_per_node:
@@ -201,7 +200,7 @@ class ClusterShape(HashedOnce):
 
 
 def lanes(values: Mapping[Device, Hashable]) -> list[DeviceMesh]:
-    """Return runs of devices of a node that have the same value, joined with equal runs of the next nodes.
+    """Group a node's consecutive devices with equal values, joined with equal groups of the next nodes.
 
     >>> values = {Device(node, index): "busy" for node in range(2) for index in range(4)} | {Device(2, 0): "idle"}
     >>> [lane.name for lane in lanes(values)]
@@ -227,7 +226,7 @@ def lanes(values: Mapping[Device, Hashable]) -> list[DeviceMesh]:
 
 
 def union(meshes: Iterable[DeviceMesh]) -> tuple[DeviceMesh, ...]:
-    """Return the meshes that together hold all devices of `meshes`: without those inside another."""
+    """Return meshes that together contain all devices of `meshes`, leaving out meshes inside another."""
     distinct = tuple(dict.fromkeys(meshes))
     return tuple(mesh for mesh in distinct if not any(other != mesh and other.contains(mesh) for other in distinct))
 

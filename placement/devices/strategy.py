@@ -1,4 +1,4 @@
-"""A parallelization strategy (dp, tp, pp, ep), and the place of each of its coordinates on a mesh."""
+"""A parallelisation strategy (dp, tp, pp, ep), and the device for each of its coordinates on a mesh."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from prefect_rlhf.placement.devices.hashed_once import HashedOnce, hashed_once
 class Strategy(HashedOnce):
     """Degrees of data, tensor, pipeline and expert parallelism.
 
-    Expert parallelism divides dp and takes no devices of its own (as in Megatron): `ep` neighbouring replicas of a
-    stage share its experts out, each a part of every expert, split by tp, and dp / ep groups of them hold the same.
+    Expert parallelism divides dp and needs no devices of its own (as in Megatron): `ep` neighbouring replicas of a
+    stage divide its experts among them, tp splits each expert, and dp / ep such groups hold the same experts.
 
     >>> str(Strategy(dp=2)), Strategy(dp=2, tp=4, pp=2).num_devices, str(Strategy(dp=8, ep=4))
     ('dp2', 16, 'dp8 ep4')
@@ -46,7 +46,7 @@ class Strategy(HashedOnce):
         return _degrees(self)
 
     def stride(self, axis: str) -> int:
-        """Return the distance, in the order of coordinates, of devices that differ by 1 along an axis alone.
+        """Return the distance, in the order of coordinates, between devices that differ by 1 along only this axis.
 
         >>> [Strategy(dp=2, tp=4, pp=2).stride(axis) for axis in ("tp", "dp", "pp")]
         [1, 4, 8]
@@ -54,7 +54,7 @@ class Strategy(HashedOnce):
         return _strides(self)[axis]
 
     def span(self, axis: str) -> int:
-        """Return the number of devices, in the order of coordinates, from a group's first along an axis to its last.
+        """Return how many devices, in the order of coordinates, a group along an axis spans from its first to its last.
 
         >>> [Strategy(dp=2, tp=4, pp=2).span(axis) for axis in ("tp", "dp", "pp")]
         [4, 8, 16]

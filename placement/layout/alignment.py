@@ -1,7 +1,7 @@
-"""Device orders: each copy of a role's weights overlaps as far as possible with the weights already on its devices.
+"""Device orders that let each copy of a role's weights overlap as much as possible with weights already on its devices.
 
-HybridFlow (section 5.3, figure 8) groups the ranks of generation at intervals so that each keeps the part of the
-weights that it trains; that is a case of this assignment.
+HybridFlow (section 5.3, figure 8) groups generation's ranks at intervals so that each keeps the part of the weights
+that it trains, which is a case of this assignment.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,8 @@ from prefect_rlhf.placement.plan import (
 
 
 def aligned(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
-    """Return `plan` with a device order for every call whose role is trained elsewhere and that states no order.
+    """Return `plan` with a device order for every call of a role that is trained elsewhere, unless the plan states an
+    order.
 
     The trained instance itself, and frozen roles, keep the plain order or the order that the plan states.
     """
@@ -51,10 +52,10 @@ def aligned(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
 def overlapping_order(instance: ModelInstance, trained: ModelInstance, model: ModelSpec) -> tuple[int, ...]:
     """Return the device order of `instance` that overlaps most with `trained`; () for the plain order.
 
-    Among equally good orders, the one wins that leaves most coordinates on their node, then on their device, as in the
-    plain order. No tensor-parallel group spans more nodes than in the plain order: if the best order would do so,
-    coordinates stay on their nodes and are assigned node by node. The same, much faster, way is taken if no order of
-    all devices overlaps more.
+    Among equally good orders, the order wins that leaves most coordinates on the node, then on the device, of the plain
+    order. No tensor-parallel group spans more nodes than in the plain order: if the best order would do so, coordinates
+    stay on their nodes and are assigned node by node. This much faster method is also used if no order of all devices
+    overlaps more.
     """
     if not instance.mesh.overlaps(trained.mesh):
         return ()

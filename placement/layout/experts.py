@@ -1,4 +1,4 @@
-"""Expert parallelism: which degrees a model may have in an engine, and which experts each device then holds."""
+"""Expert parallelism: the degrees that a model may have in an engine, and the experts that each device then holds."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,14 +11,14 @@ from prefect_rlhf.placement.plan import EngineKind
 
 
 class Part(NamedTuple):
-    """One of `of` equal parts, by its number from 0."""
+    """A part, numbered from 0, of `of` equal parts."""
 
     number: int
     of: int
 
 
 def experts_held(engine: EngineKind, strategy: Strategy, at: Coordinate) -> tuple[Part, Part]:
-    """Return which part of a layer's experts a coordinate has, and which part of the columns of each of them.
+    """Return which part of a layer's experts a coordinate has, and which part of each expert's columns.
 
     >>> experts_held("megatron", Strategy(dp=4, tp=2, ep=2), Coordinate(3, 1, 0))
     (Part(number=1, of=2), Part(number=1, of=2))
@@ -31,7 +31,7 @@ def experts_held(engine: EngineKind, strategy: Strategy, at: Coordinate) -> tupl
 
 
 def wrong_ep(model: ModelSpec, engine: EngineKind, strategy: Strategy) -> str:
-    """Return the values that ep may have instead, in words; empty for an ep that divides the model's experts.
+    """Return in words what ep may be instead; empty if it divides the model's experts.
 
     With vLLM, all devices together hold every expert once (its `enable_expert_parallel`), or each replica has all
     experts, split by tp.
@@ -51,7 +51,7 @@ def wrong_ep(model: ModelSpec, engine: EngineKind, strategy: Strategy) -> str:
 
 
 def with_expert_degrees(strategy: Strategy, model: ModelSpec, engine: EngineKind) -> Iterator[Strategy]:
-    """Yield the strategy with each ep that the model may have in an engine, 1 first; of a dense model itself."""
+    """Yield the strategy with each ep that the model may have in an engine, 1 first; unchanged for a dense model."""
     degrees = range(1, strategy.dp + 1) if model.shape.experts else (1,)
     spread = (replace(strategy, ep=ep) for ep in degrees if strategy.dp % ep == 0)
     return (one for one in spread if not wrong_ep(model, engine, one))

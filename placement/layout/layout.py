@@ -1,9 +1,9 @@
-"""The hyper-rectangle of each global tensor that each device of a model instance holds.
+"""Which hyper-rectangle of each global tensor each device of a model instance holds.
 
 Names, shapes and regions are those of the Hugging Face checkpoint, whatever the engine fuses or interleaves; so
 resharding, checkpoints and weight fingerprints know neither Megatron nor vLLM. An instance in host memory keeps its
-device layout, and a sharded checkpoint keeps the layout of the instance that wrote it. Both keep the regions of that
-instance rank by rank, so they need no layout of their own.
+device layout, and a sharded checkpoint keeps the layout of the instance that wrote it. Both keep that instance's
+regions rank by rank, so they need no layout of their own.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Layout:
         return {name: regions[rank] for name, regions in self.regions.items() if rank in regions}
 
     def only(self, names: Collection[str]) -> Layout:
-        """Return the layout of some parameters alone."""
+        """Return the layout of these parameters only."""
         regions = {name: regions for name, regions in self.regions.items() if name in names}
         return Layout({name: self.shapes[name] for name in regions}, regions)
 
     @cached_property
     def copies(self) -> Mapping[int, tuple[int, ...]]:
-        """Ranks that hold the same region of every parameter, in ascending order, by the first of them."""
+        """Ranks with the same region of every parameter, in ascending order, by the first of them."""
         held: dict[int, list[tuple[str, Region]]] = {}
         for name, regions in self.regions.items():
             for rank, region in regions.items():
@@ -66,7 +66,7 @@ class Layout:
 
     @cached_property
     def regions_without_copies(self) -> Mapping[str, Mapping[int, Region]]:
-        """The `regions` of the first ranks of `copies` alone."""
+        """The `regions` of only the first rank of each group of `copies`."""
         return {
             name: {rank: region for rank, region in regions.items() if rank in self.copies}
             for name, regions in self.regions.items()
@@ -76,7 +76,7 @@ class Layout:
 def layout_of(
     instance: ModelInstance, model: ModelSpec, lease: DeviceMesh, only: tuple[str, ...] | None = None
 ) -> Layout:
-    """Return an instance's layout, or with `only` that of some parts of the model.
+    """Return an instance's layout or, with `only`, the layout of some parts of the model.
 
     A rank is the position of its device in `lease.devices()`.
     """
@@ -87,17 +87,19 @@ def layout_of(
 
 
 def held_parts(model: ModelSpec, engine: EngineKind) -> tuple[str, ...]:
-    """Return the parts of a model that an engine holds: vLLM, which generates, has no scalar head."""
+    """Return the parts of a model that an engine holds. For example, vLLM has no scalar head, because it only
+    generates.
+    """
     left_out = TRAITS[engine].leaves_out if "lm" in model.head else ()
     return tuple(part for part in parts(model) if part not in left_out)
 
 
 @cache
 def stages(num_layers: int, pp: int) -> tuple[range, ...]:
-    """Return the layers of each pipeline stage, as even as possible; earlier stages get the extra layers.
+    """Divide layers over pipeline stages as evenly as possible; earlier stages get the extra layers.
 
-    The last stage also has the output, which costs about as much as a layer or two, so the last stage is the shorter
-    stage. Layouts, engines and cost estimates follow this rule.
+    The last stage also has the output, which costs about as much as a layer or two, so it gets fewer layers. Layouts,
+    engines and cost estimates follow this rule.
 
     >>> [len(layers) for layers in stages(30, 4)]
     [8, 8, 7, 7]
@@ -108,10 +110,10 @@ def stages(num_layers: int, pp: int) -> tuple[range, ...]:
 
 
 def wrong_tp(model: ModelSpec, engine: EngineKind, tp: int) -> str:
-    """Return what tp should be instead, in words; empty for a tp that splits the model.
+    """Return in words what tp should be instead; empty if tp can split the model.
 
-    It divides all that is cut evenly. Of key-value heads it may also be a multiple: then several ranks hold a copy of
-    the same head, as in Megatron and vLLM.
+    tp must divide everything that is split. It may exceed the number of key-value heads if it is a multiple of it:
+    several ranks then hold copies of a head, as in Megatron and vLLM.
     """
     shape = model.shape
     columns = "columns of an expert" if shape.experts else "columns of the feed-forward layer"
@@ -127,13 +129,13 @@ def wrong_tp(model: ModelSpec, engine: EngineKind, tp: int) -> str:
 
 
 def wrong_blocks(model: ModelSpec, tp: int) -> str:
-    """Say which tp cuts no block of a matrix in four bits; empty if this tp cuts none."""
+    """Say which tp values cut no block of a four-bit matrix; empty if this tp cuts none."""
     needed = blocks_to_keep(model, tp)
     return needed and f"a tp with {needed}"
 
 
 def blocks_to_keep(model: ModelSpec, tp: int) -> str:
-    """Say which blocks of a matrix in four bits this tp cuts and must not; empty if it cuts none."""
+    """Say which blocks of a four-bit matrix this tp would cut, which is not allowed; empty if it cuts none."""
     for weight in adapted_weights(model.shape) if model.base_dtype is not None else ():
         columns = axis_length(weight.axes[1], model.shape)
         if cuts_a_block(columns, tp if weight.split_axis == 1 else 1):
@@ -142,7 +144,7 @@ def blocks_to_keep(model: ModelSpec, tp: int) -> str:
 
 
 def splits_key_value_heads(num_kv_heads: int, tp: int) -> bool:
-    """Return whether tp ranks can divide `heads` key-value heads, or hold copies of them in equal numbers.
+    """Whether tp ranks can divide the key-value heads, or hold copies of them in equal numbers.
 
     >>> [tp for tp in range(1, 13) if splits_key_value_heads(4, tp)]
     [1, 2, 4, 8, 12]
@@ -157,7 +159,7 @@ def padded_vocabulary(model: ModelSpec, engine: EngineKind, tp: int) -> int:
 
 
 def vocabulary_rows(model: ModelSpec, engine: EngineKind, tp: int, index: int) -> tuple[int, int]:
-    """Return (start, stop) of the vocabulary that the index-th of tp ranks holds; empty if all of it is padding.
+    """Return (start, stop) of the vocabulary rows on tp rank `index`; empty if they are all padding.
 
     >>> from prefect_rlhf.placement.models.model import TransformerShape
     >>> model = ModelSpec("actor", "", "lm", TransformerShape(8, 8, 1, 4, 4, 2, 5, 9, 1e4, 1e-5, True))
@@ -175,14 +177,13 @@ def engine_layout(
     ranks: tuple[int, ...],
     only: tuple[str, ...] | None = None,
 ) -> Layout:
-    """Split heads, feed-forward columns and vocabulary over tp, and the layers over pp as `stages` says.
+    """Split heads, feed-forward columns and vocabulary over tp, and layers over pp (see `stages`).
 
     The layout has all parts of the model that the engine holds, or `only` some. `ranks` are in the order of
-    coordinates. With more tp ranks than key-value heads, neighbours hold copies of a head. `experts_held` says how
-    replicas share experts. The vocabulary is padded before tp splits it, so the last ranks may hold less of it. The
-    first stage has the embedding, the last the final norm and the output; with tied embeddings and a language-model
-    head the last stage has a copy of the embedding too. Raises InvalidInput for degrees that do not suit the model or
-    the engine.
+    coordinates. With more tp ranks than key-value heads, neighbours hold copies of a head. For experts see
+    `experts_held`. The vocabulary is padded before tp splits it, so the last ranks may hold less of it. The first stage
+    has the embedding, the last the final norm and the output; with tied embeddings and a language-model head the last
+    stage has a copy of the embedding too. Raises InvalidInput for degrees that do not suit the model or the engine.
     """
     if right := wrong_tp(model, engine, strategy.tp):
         raise InvalidInput("tp", strategy.tp, right)

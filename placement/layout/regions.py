@@ -22,7 +22,7 @@ def num_elements(region: Region) -> int:
 
 
 def intersection(one: Region, other: Region) -> Region | None:
-    """Return the region that two regions share, or None.
+    """Return the intersection of two regions, or None.
 
     >>> intersection(((0, 4), (0, 8)), ((2, 6), (4, 8)))
     ((2, 4), (4, 8))
@@ -32,7 +32,7 @@ def intersection(one: Region, other: Region) -> Region | None:
 
 
 def subtract(region: Region, hole: Region) -> list[Region]:
-    """Return disjoint regions that together are `region` without `hole`; the hole lies inside.
+    """Return disjoint regions that together are `region` without `hole`, which lies inside it.
 
     >>> subtract(((0, 4), (0, 8)), ((2, 4), (4, 8)))
     [((0, 2), (0, 8)), ((2, 4), (0, 4))]
@@ -48,10 +48,10 @@ def subtract(region: Region, hole: Region) -> list[Region]:
 
 
 def rectangles(region: Region, start: int, stop: int) -> Iterator[Region]:
-    """Yield the regions, in order, of the elements `start` to `stop` of `region` in row-major order.
+    """Yield regions that contain the elements `start` to `stop` of `region`, in row-major order.
 
-    An optimizer that is cut anywhere holds such a run of a parameter. Of a matrix at most three regions: the end of a
-    row, whole rows, the beginning of a row.
+    An optimizer's share can be cut anywhere, so it is such a range of a parameter. A matrix has at most three regions:
+    the end of a row, whole rows, the beginning of a row.
 
     >>> list(rectangles(((10, 14), (0, 8)), 5, 26))
     [((10, 11), (5, 8)), ((11, 13), (0, 8)), ((13, 14), (0, 2))]

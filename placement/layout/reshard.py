@@ -1,6 +1,6 @@
-"""The regions of parameters that move from rank to rank, so that a target layout is filled from a source layout.
+"""Finds the regions of parameters that move from rank to rank to fill a target layout from a source layout.
 
-A target rank receives no element that it already holds, and no element twice: the moved bytes are the least possible.
+A target rank never receives an element that it already holds, or an element twice, so the moved bytes are minimal.
 """
 
 from collections import defaultdict
@@ -15,7 +15,7 @@ from prefect_rlhf.placement.layout.regions import Region, intersection, num_elem
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A region of a parameter that rank `target` copies from rank `source`; the same rank when it stays there."""
+    """A region of a parameter that rank `target` copies from rank `source`; the ranks are equal if it stays there."""
 
     source: int
     target: int
@@ -42,7 +42,7 @@ class ReshardPlan:
 def reshard(source: Layout, target: Layout, devices: Sequence[Device] = ()) -> ReshardPlan:
     """Return the pieces that fill `target` from `source`: every element of it exactly once.
 
-    `devices[rank]` is the device of a rank. The nearest holder sends, the least loaded of equally near holders; without
+    `devices[rank]` is a rank's device. The nearest holder sends, and of equally near holders the least loaded; without
     `devices`, all ranks are equally near. Raises InvalidInput if `source` lacks an element or shapes differ.
     """
     for name in sorted(source.shapes.keys() | target.shapes.keys()):

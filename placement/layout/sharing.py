@@ -1,4 +1,4 @@
-"""Frozen weights that several models name: instances that split them alike on the same devices hold them once."""
+"""Frozen weights named by several models: instances that split them alike on the same devices hold them once."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -18,20 +18,22 @@ from prefect_rlhf.placement.plan import (
 )
 
 Shared = Mapping[ModelInstance, Mapping[str, ModelInstance]]
-"""Of instances that hold less than all of their weights: the instance that holds each of the others, by their name."""
+"""For instances that hold only some of their weights: the instance that holds each of the others, by their name."""
 
 
 def shared_weights(graph: DataflowGraph, plan: ExecutionPlan) -> Shared:
-    """Return the weights that instances compute from and that an earlier instance of the plan holds.
+    """Return the weights that instances compute from but that an earlier instance of the plan holds.
 
-    Both have the same engine, mesh, strategy and order of devices, so each rank needs the same regions. An instance
-    whose weights the plan offloads holds its own: it comes and goes as a whole.
+    Both have the same engine, mesh, strategy and device order, so each rank needs the same regions. An instance with
+    offloaded weights holds its own, because it is moved as a whole.
     """
     return _shared_weights(graph, plan) if _may_share(graph) else {}
 
 
 def sharers(graph: DataflowGraph, plan: ExecutionPlan) -> Mapping[ModelInstance, tuple[str, ...]]:
-    """Return, for each instance whose weights others use, its role and theirs, in the order of the graph's models."""
+    """Return, for each instance with weights that others use, its role and theirs, in the order of the graph's
+    models.
+    """
     found: dict[ModelInstance, set[str]] = {}
     for instance, held in shared_weights(graph, plan).items():
         for holder in held.values():
@@ -42,7 +44,7 @@ def sharers(graph: DataflowGraph, plan: ExecutionPlan) -> Mapping[ModelInstance,
 
 
 def one_base(graph: DataflowGraph, plan: ExecutionPlan) -> tuple[tuple[ModelInstance, ...], ...]:
-    """Return the instances, of each base several of them, that hold it once unless the plan offloads them."""
+    """Return the groups of instances that hold their common base once unless the plan offloads them."""
     return _one_base(graph, plan) if _may_share(graph) else ()
 
 
@@ -74,9 +76,9 @@ def _shared_weights(graph: DataflowGraph, plan: ExecutionPlan) -> Shared:
 
 
 def storage_name(graph: DataflowGraph, call: Call, placement: Placement) -> str:
-    """Return a name that calls have in common if equal meshes would hold some of their weights once.
+    """Return a name that is equal for calls that share some weights on equal meshes.
 
-    Of a model that is trained in part, its base may be held once, too.
+    A partly trained model may share its base, too.
     """
     role = call.role or ""
     if not _may_share(graph) or placement.offload == "all" or not TRAITS[placement.engine].shares_weights:

@@ -1,1 +1,1 @@
-"""The proof that a plan fits, by a memory model that no GPU has confirmed as a whole: bytes of devices by moment."""
+"""Proves that a plan fits, by a memory model that no GPU has confirmed as a whole: device bytes by moment."""

@@ -1,4 +1,4 @@
-"""Devices alike: values that many devices of a plan have in common are counted once, not device by device."""
+"""Values by class of device: equal devices of a plan are counted once, not device by device."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spread(Generic[Value]):
-    """A value for each of some devices: `values[kinds[i]]` for the device with the number `numbers[i]`.
+    """A value for each of some devices: device `numbers[i]` has the value `values[kinds[i]]`.
 
-    The devices of a cluster have numbers, node by node.
+    A cluster's devices are numbered node by node.
     """
 
     numbers: Ints
@@ -31,7 +31,7 @@ class Spread(Generic[Value]):
     values: tuple[Value, ...]
 
     def column(self, num_devices: int) -> Ints:
-        """Return, by the number of the device, the kind of its value plus 1; 0 for a device without a value."""
+        """Return, by device number, the kind of the device's value plus 1; 0 for a device without a value."""
         column = np.zeros(num_devices, dtype=np.int64)
         column[self.numbers] = self.kinds + 1
         return column
@@ -40,7 +40,7 @@ class Spread(Generic[Value]):
 def spread_by_replica(
     placed: Placement | ModelInstance, per_node: int, replicas: Sequence[Key], value: Callable[[Key, int], Value]
 ) -> Spread[Value]:
-    """Return the value of each replica and pipeline stage on their devices; replicas with equal keys are alike.
+    """Return each replica's and pipeline stage's value on their devices; replicas with equal keys have equal values.
 
     A node has `per_node` devices.
     """
@@ -52,13 +52,13 @@ def spread_by_replica(
 
 
 def spread_on(meshes: Iterable[DeviceMesh], per_node: int, value: Value) -> Spread[Value]:
-    """Return a single value on all devices of some meshes."""
+    """Return the same value on all devices of these meshes."""
     numbers = np.unique(np.concatenate([mesh_numbers(mesh, per_node) for mesh in meshes]))
     return Spread(numbers, np.zeros(len(numbers), dtype=np.int64), (value,))
 
 
 def classes(columns: Iterable[Ints], num_devices: int) -> tuple[Ints, Ints]:
-    """Return each class's first device and each device's class; devices with equal columns share a class."""
+    """Return each class's first device, and each device's class; devices with equal columns share a class."""
     codes = np.zeros(num_devices, dtype=np.int64)
     for column in columns:
         _, codes = np.unique(codes * (int(column.max(initial=0)) + 1) + column, return_inverse=True)
@@ -93,7 +93,7 @@ def coordinates(strategy: Strategy) -> tuple[Ints, Ints, Ints]:
 
 
 def summed(numbers: Ints, amounts: Sequence[int] | Ints, length: int) -> Ints:
-    """Return the sums of the amounts with each number below `length`."""
+    """Add up the amounts for each number below `length`."""
     sums = np.zeros(length, dtype=np.int64)
     np.add.at(sums, numbers, np.asarray(amounts, dtype=np.int64))
     return sums

@@ -1,6 +1,7 @@
-"""Bytes of a GPU while models are built, an instance after another: an engine's memory then, and not later.
+"""GPU memory while models are built, one after another: what engines need then, but not later.
 
-An offloaded part leaves the device as soon as its instance is built, so instances that alternate later do so now.
+An offloaded part leaves the device as soon as its instance is built, so instances that later take turns on a device
+already do so here.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ CACHE = "key-value cache"
 
 
 class Building:
-    """The builds of a plan's instances in their order; none on CPU, where no device memory limits them.
+    """The builds of a plan's instances, in order; empty on CPU, because no device memory limits them there.
 
-    Instances that were `kept` from another plan of the run are on the devices before all others.
+    Instances `kept` from another plan of the run are on the devices before all others.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Building:
         self._leaves = offloaded_parts(graph, plan)
 
     def moments(self, held: Sequence[ResidentBytes]) -> Iterator[tuple[str, tuple[ByteShare, ...]]]:
-        """Yield each build on a device that will hold `held`, with the bytes there at its fullest moment."""
+        """Yield each build on a device that will hold `held`, with the device's bytes at the build's fullest moment."""
         of_instance: dict[ModelInstance, list[ResidentBytes]] = defaultdict(list)
         for kept in held:
             of_instance[kept.instance].append(kept)

@@ -1,4 +1,4 @@
-"""Bytes of a device: how many a plan may fill, and how they are written for people."""
+"""Device memory: how much of it a plan may use, and how people read it."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,7 +28,7 @@ assumption; a run's `memory.json` measures it as reserved over allocated bytes."
 
 
 def base_bytes(device_bytes: int, backend: Backend) -> Mapping[str, int]:
-    """Return the bytes that a device holds under any plan, by kind."""
+    """Return the bytes that a device uses under any plan, by kind."""
     fragments = int(device_bytes * FRAGMENT_SHARE[backend])
     if backend == "cpu":
         return {"fragments": fragments}
@@ -36,7 +36,7 @@ def base_bytes(device_bytes: int, backend: Backend) -> Mapping[str, int]:
 
 
 def usable_bytes(device_bytes: int, backend: Backend) -> int:
-    """Return how much of a device's memory a plan may fill.
+    """Return how much of a device's memory a plan may use.
 
     >>> usable_bytes(100 * GIB, "cuda") // GIB
     95
@@ -45,7 +45,7 @@ def usable_bytes(device_bytes: int, backend: Backend) -> int:
 
 
 def with_headroom(cluster: ClusterShape, share: float, backend: Backend) -> ClusterShape:
-    """Return the cluster with a share of each device that no plan may use. Raises InvalidInput if it leaves nothing."""
+    """Return the cluster with this share of each device kept free. Raises InvalidInput if no memory is left."""
     least = min(map(cluster.whole_memory_bytes, range(cluster.num_nodes)))
     if usable_bytes(int(least * (1 - share)), backend) <= 0:
         context = sum(base_bytes(0, backend).values())
@@ -56,7 +56,7 @@ def with_headroom(cluster: ClusterShape, share: float, backend: Backend) -> Clus
 
 
 def enough_bytes(filled_bytes: int, backend: Backend) -> int:
-    """Return the device memory, in whole GiB, of which a plan may use `num_bytes`.
+    """Return the device memory, in whole GiB, that lets a plan use `filled_bytes`.
 
     >>> enough_bytes(73 * GIB, "cpu") // GIB, enough_bytes(74 * GIB, "cpu") // GIB
     (80, 81)
@@ -66,7 +66,7 @@ def enough_bytes(filled_bytes: int, backend: Backend) -> int:
 
 
 def byte_size(num_bytes: int) -> str:
-    """Write bytes in the unit that people would choose.
+    """Format bytes in the unit that people would choose.
 
     >>> byte_size(3 << 29), byte_size(5 << 20)
     ('1.50 GiB', '5.00 MiB')

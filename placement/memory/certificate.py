@@ -1,10 +1,10 @@
-"""The proof that a plan fits: the largest memory use of each device at any moment of a run, by owner.
+"""Proves that a plan fits: the peak memory use of each device over a run, by owner.
 
 The proof holds for the memory model of this folder, which runs on one H100 have confirmed.
 
-The count covers every order that the dependencies allow, not a single schedule. While a node runs, its devices hold the
-resident tensors, every part that may be between its reload and its offload at that time, and the node's own needs.
-Nodes that share a device never run at the same time, but copies over the host link run concurrently with them.
+The count covers every order that the dependencies allow, not just one schedule. While a node runs, its devices hold the
+resident tensors, every part that may then be between its reload and its offload, and the node's own needs. Nodes that
+share a device never run at the same time, but copies over the host link run concurrently with them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STEPS_CERTIFIED = 3  # beyond the staleness: the first step, a middle step, the 
 class Peak:
     """The fullest moment of a device: while `node` runs, or between nodes if `node` is None.
 
-    `device_bytes` is the memory of the device.
+    `device_bytes` is the device's memory.
     """
 
     device: str
@@ -58,18 +58,17 @@ class Peak:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes that instances keep; the rest passes with the node."""
+        """Bytes that instances keep; the rest is freed when the node ends."""
         return sum(share.num_bytes for share in self.shares if not share.passing and share.owner != DEVICE)
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Every device's peak, with its memory use other than tensors.
+    """Every device's peak, including memory that is not in tensors.
 
-    `most_resident` is, by device, the most that instances keep at any moment. `excess_bytes` is the sum, over devices
-    and nodes, of the bytes beyond the devices' memory. It measures how far a plan is from fitting, even if several
-    moments are equally full. `hosts` are the hosts that keep offloaded parts; the excess counts the bytes beyond their
-    memory too.
+    `most_resident` is, by device, the maximum that instances keep at any moment. `excess_bytes` adds up the bytes
+    beyond the devices' memory, over devices and nodes. It measures how far a plan is from fitting, even if several
+    moments are equally full. `hosts` are the hosts that keep offloaded parts; bytes beyond their memory count too.
     """
 
     plan: str
@@ -90,14 +89,16 @@ class Certificate:
 
     @property
     def fullest(self) -> Peak | None:
-        """The device whose peak is the largest share of its memory; the first of equal devices."""
+        """The device with the largest peak relative to its memory; the first of equal devices."""
         distinct: dict[tuple[int, int], Peak] = {}  # devices alike have the same shares
         for peak in self.peaks:
             distinct.setdefault((id(peak.shares), peak.device_bytes), peak)
         return max(distinct.values(), key=lambda peak: peak.num_bytes / max(1, peak.device_bytes), default=None)
 
     def used_share(self, kept: float = 0.0) -> float:
-        """Return the share of the fullest device that is used; `kept` is the share of each that plans keep free."""
+        """Return the used share of the fullest device's memory; `kept` is the share of each device that plans keep
+        free.
+        """
         fullest = self.fullest
         return fullest.num_bytes / max(1, fullest.device_bytes) * (1 - kept) if fullest else 0.0
 
@@ -110,7 +111,7 @@ class Certificate:
         return {", ".join(names): peak for peak, names in alike.items()}
 
     def rows(self) -> list[dict[str, str]]:
-        """Return a row for each device: its peak, the node, and the largest owners; equal devices share a row."""
+        """Return a table row for each device: its peak, the node, and the largest owners; equal devices share a row."""
         rows = []
         for devices, peak in self.by_devices().items():
             largest = sorted(peak.shares, key=lambda share: -share.num_bytes)[:3]
@@ -128,7 +129,7 @@ class Certificate:
         return rows
 
     def table(self) -> str:
-        """Return the rows as aligned text, then the contents of the fullest device, the largest first."""
+        """Return the rows as aligned text, followed by the contents of the fullest device, largest first."""
         lines = [table(self.rows())]
         if self.fullest is not None:
             lines.append(f"{self.fullest.device} at {self.fullest.node} holds:")
@@ -139,14 +140,14 @@ class Certificate:
         return "\n".join(lines)
 
     def to_json(self) -> str:
-        """Return the certificate for a machine, with every share in bytes."""
+        """Return the certificate as JSON, with every share in bytes."""
         peaks = [{**asdict(peak), "num_bytes": peak.num_bytes} for peak in self.peaks]
         whole = {"plan": self.plan, "fits": self.fits, "device_bytes": self.device_bytes}
         return json.dumps({**whole, "peaks": peaks, "hosts": [asdict(host) for host in self.hosts]})
 
 
 def during(node: str) -> str:
-    """Return when a peak is, in words.
+    """Say in words when a peak occurs.
 
     >>> during("ref_inference@1"), during("between nodes")
     ('during ref_inference', 'between calls')
@@ -169,7 +170,7 @@ def certify_plan(
 
 
 def augment_few(graph: DataflowGraph, plan: ExecutionPlan) -> AugmentedGraph:
-    """Return few steps that stand for a run of any number: a follow is in every second step of these, if in fewer."""
+    """Return a graph of few steps that stands for a run of any length; a rare follow is put into every second step."""
     models = (
         replace(model, follows=replace(model.follows, every=min(model.follows.every, 2))) if model.follows else model
         for model in graph.models
@@ -180,7 +181,7 @@ def augment_few(graph: DataflowGraph, plan: ExecutionPlan) -> AugmentedGraph:
 def certify(
     augmented: AugmentedGraph, workload: Workload, backend: Backend, kept: Collection[ModelInstance] = ()
 ) -> Certificate:
-    """Count every device of the plan. Instances that were `kept` from an earlier plan are there before all others.
+    """Count every device of the plan. Instances `kept` from an earlier plan are there before all others.
 
     A few steps suffice, because later steps repeat them: every kind of step occurs in these.
     """

@@ -1,4 +1,4 @@
-"""Whether a plan fits its devices: the certificate says so, or the plan is refused with what makes it fit."""
+"""Checks whether a plan fits its devices: returns its certificate, or refuses it and says what would make it fit."""
 
 from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
 from prefect_rlhf.placement.devices.mesh import Backend
@@ -12,7 +12,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 def check_fits(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, backend: Backend) -> Certificate:
     """Return the proof that `plan` fits, or raise PlanDoesNotFit with the smallest change that works.
 
-    If no change does and that is proved, it says so (`proved_too_large`).
+    If it can be proved that no change works, the error says so (`proved_too_large`).
     """
     certificate = certify_plan(plan, graph, workload, backend)
     if certificate.fits:
@@ -22,7 +22,7 @@ def check_fits(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, ba
 
 
 def longest_rows(graph: DataflowGraph, max_sequence_length: int) -> Workload:
-    """Return the worst case: every row has the maximum length, its response the maximum of new tokens."""
+    """Return the worst case: every row has the maximum length, with the maximum of new tokens in its response."""
     limits = [call.max_new_tokens for call in graph if call.kind == "generate"]
     new = [limit for limit in limits if limit] or [max_sequence_length]
     prompts = max(0, max_sequence_length - min(new)) or max_sequence_length * bool(limits)

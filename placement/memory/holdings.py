@@ -1,7 +1,7 @@
 """Holdings: the bytes that a model instance keeps on each device between calls, tensor by tensor as in its engine.
 
-They include memory that a layout does not show: fused and padded buffers, rows of vocabulary padding, vLLM's tables
-and, on CPU, its packed copies.
+They include memory that a layout does not show: fused and padded buffers, vocabulary padding, vLLM's tables and, on
+CPU, its packed copies.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,9 +43,9 @@ _SCALE_BYTES = 16  # vLLM's four scales of a layer's attention
 
 @dataclass(frozen=True, slots=True)
 class ResidentBytes:
-    """`num_bytes` of a kind (`what`) that a resident instance keeps on a device.
+    """`num_bytes` of a kind (`what`) that an instance keeps on a device.
 
-    If instances of several `roles` compute from them, it is one of these.
+    If instances of several `roles` compute from them, the instance is one of theirs.
     """
 
     device: Device
@@ -56,16 +56,16 @@ class ResidentBytes:
 
     @property
     def label(self) -> str:
-        """The kind for people; of bytes that several roles use, these roles."""
+        """The kind in words; for bytes that several roles use, with these roles."""
         return f"base of {', '.join(self.roles)}" if self.roles else self.what
 
     def moves_with(self, part: OffloadPart) -> bool:
-        """Return whether an offload of `part` takes them away."""
+        """Whether an offload of `part` removes these bytes from the device."""
         return moves_with(self.what, part)
 
 
 def moves_with(what: str, part: OffloadPart) -> bool:
-    """Return whether an offload of `part` takes bytes of a kind away."""
+    """Whether an offload of `part` removes bytes of the kind `what` from the device."""
     return part == "all" or (part == "optimizer") == (what in OPTIMIZER_PART)
 
 
@@ -87,8 +87,8 @@ def kept_bytes(
 ) -> Spread[Kept]:
     """Count all bytes of an instance by kind of device, for its `calls`; `max_length` is the longest row's tokens.
 
-    If nodes have speeds, replicas have rows in proportion to them. vLLM's cache takes `cache_bytes` of each device, or
-    has room for all rows at their longest. Nodes have `per_node` devices. Another instance holds the parts `elsewhere`.
+    If nodes have speeds, replicas get rows in proportion. vLLM's cache takes `cache_bytes` of each device, or has room
+    for all rows at maximum length. Nodes have `per_node` devices. Parts in `elsewhere` are held by another instance.
     """
     trained = any(call.kind == "train_step" for call in calls)
 

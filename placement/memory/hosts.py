@@ -1,4 +1,4 @@
-"""Host memory of a plan: offloaded parts and a checkpoint's copies need room in the memory of a node's host, pinned."""
+"""A plan's host memory: offloaded parts and a checkpoint's copies need pinned memory on a node's host."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ COPIED = frozenset({"weights", "adapter", "main weights", "optimizer"})
 
 @dataclass(frozen=True, slots=True)
 class HostLoad:
-    """The bytes that a node's host keeps for its devices, `checkpoint_bytes` of them for a checkpoint.
+    """The bytes that a node's host keeps for its devices; `checkpoint_bytes` of them are for a checkpoint.
 
-    `host_bytes` is its memory for that, 0 if unknown.
+    `host_bytes` is the host memory available for that, 0 if unknown.
     """
 
     node: int
@@ -32,7 +32,7 @@ class HostLoad:
 
     @property
     def excess_bytes(self) -> int:
-        """Bytes that the host has no room for."""
+        """The bytes that exceed the host's memory."""
         return max(0, self.num_bytes - self.host_bytes) if self.host_bytes else 0
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class HostLoad:
 def host_loads(
     augmented: AugmentedGraph, held: Mapping[ModelInstance, Spread[Kept]], *, has_checkpoints: bool
 ) -> tuple[HostLoad, ...]:
-    """Count the bytes that each host keeps for a graph whose devices hold `held`; an empty host is left out.
+    """Count the bytes that each host keeps, given the bytes `held` on a graph's devices; empty hosts are left out.
 
     Each rank has a pinned buffer for its offloaded parts, from its first offload to the end of the run. A part that is
     always overwritten after its reload needs no buffer. Checkpoints have a buffer too: a single copy of the main
@@ -77,5 +77,5 @@ def _copied_by_node(trained: ModelInstance, sizes: ModelSizes, num_nodes: int) -
 
 
 def fullest_host(loads: Iterable[HostLoad]) -> HostLoad | None:
-    """Return the host that keeps most, the first of equal hosts; None if all are empty."""
+    """Return the host that keeps most (the first of equal hosts); None if all are empty."""
     return max(loads, key=lambda load: load.num_bytes, default=None)

@@ -1,4 +1,6 @@
-"""The least bytes that a call needs of some device, under any plan: a proof that no change of a plan suffices."""
+"""A lower bound, over all plans, on the bytes that a call needs on some device: proves that no change of plan
+suffices.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,12 @@ MOST_NODES = 16  # of a lease: with more, the meshes are too many for a refusal
 
 
 def proved_too_large(graph: DataflowGraph, workload: Workload, cluster: ClusterShape, backend: Backend) -> str:
-    """Return in words that some call fits under no plan of the usable devices; empty if that is not proved.
+    """Say in words that some call fits under no plan of the usable devices; empty if this is not proved.
 
-    While a call runs, the devices of its mesh hold its weights (of a train_step also gradients and optimizer) and what
-    the call makes, with any other calls. So their bytes alone, with the mesh and the strategy that fill the fullest
-    device least, in the most micro-batches, with all layers recomputed and the smallest cache, are a lower bound
-    for every plan. If they exceed the largest device, no plan fits.
+    While a call runs, the devices of its mesh hold its weights (for a train_step also gradients and optimizer) and the
+    call's own tensors, with any other calls. So these bytes alone are a lower bound for every plan: with the mesh and
+    the strategy that fill the fullest device least, the most micro-batches, all layers recomputed, and the smallest
+    cache. If they exceed the largest device, no plan fits.
     """
     lease = cluster.usable
     if lease.num_nodes > MOST_NODES:

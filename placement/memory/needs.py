@@ -1,4 +1,4 @@
-"""Needs: the bytes that a node of an augmented graph fills on its devices while it runs, and only then."""
+"""The bytes that a node of an augmented graph needs on its devices only while it runs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ByteShare:
 
 @dataclass(frozen=True, slots=True, eq=False)  # devices with the same needs share an object, so identity is equality
 class Need:
-    """The bytes that a node needs on a device while it runs; `position` is the node's in the graph."""
+    """The bytes that a node needs on a device while it runs; `position` is the node's position in the graph."""
 
     position: int
     node: str
@@ -76,7 +76,7 @@ class NodeNeeds:
 def node_needs(
     augmented: AugmentedGraph, held: Mapping[ModelInstance, Spread[Kept]], workload: Workload, backend: Backend
 ) -> list[NodeNeeds]:
-    """Count the needs of each node on its devices; `held` are the bytes that instances keep there."""
+    """Count each node's needs on its devices; `held` are the bytes that instances keep there."""
     plan, needs = augmented.plan, list[NodeNeeds]()
     speeds, per_node = plan.cluster.node_speeds, plan.cluster.devices_per_node
 

@@ -1,5 +1,4 @@
-"""The memory of CUDA devices that no tensor uses: buffers of collectives, a pair or a group at a time, and captured
-graphs.
+"""CUDA memory outside of tensors: buffers of collectives, per pair or group, and captured graphs.
 
 It stays allocated while a model is in host memory. On CPU, gloo's buffers and vLLM's eager steps are too small to
 count.
@@ -43,14 +42,14 @@ DEVICE = "device"
 
 
 def overhead(graph: DataflowGraph, plan: ExecutionPlan, backend: Backend) -> Mapping[Device, tuple[ByteShare, ...]]:
-    """Return the bytes that each device of a plan holds for collectives and graphs from the first step to the last."""
+    """Return the bytes that each device of a plan uses for collectives and graphs, from the first step to the last."""
     found, per_node = spread_overhead(graph, plan, backend), plan.cluster.devices_per_node
     pairs = zip(found.numbers.tolist(), found.kinds.tolist(), strict=True)
     return {Device(*divmod(number, per_node)): found.values[kind] for number, kind in pairs}
 
 
 def spread_overhead(graph: DataflowGraph, plan: ExecutionPlan, backend: Backend) -> Spread[tuple[ByteShare, ...]]:
-    """Return the same by kind of device."""
+    """Return `overhead` by kind of device."""
     users = instances(graph, plan) if backend == "cuda" else {}
     of_users = (
         (instance, frozenset(call.kind for call in calls), graph.model(instance.role))
@@ -104,11 +103,11 @@ def _of_engine(instance: ModelInstance, model: ModelSpec) -> tuple[tuple[str, in
 
 
 def torch_limits(graph: DataflowGraph, plan: ExecutionPlan, backend: Backend) -> dict[Device, int]:
-    """Return the bytes that torch may reserve on each device of a plan: all but CUDA's context and communicators.
+    """Return how many bytes torch may reserve on each device of a plan: all but CUDA's context and communicators.
 
-    The room that the plan keeps is torch's too, a stated headroom is not. A device whose engine sleeps has no limit.
-    Torch counts the memory of a sleeping engine, which vLLM has unmapped, as its own, so a limit would refuse memory
-    that is free. On CPU there are no limits.
+    Torch may use the room that plans keep free, but not a stated headroom. A device with an engine that sleeps has no
+    limit, because torch counts a sleeping engine's memory, which vLLM has unmapped, as its own, so a limit would refuse
+    free memory. On CPU no limits apply.
     """
     if backend == "cpu":
         return {}
@@ -128,7 +127,7 @@ def torch_limits(graph: DataflowGraph, plan: ExecutionPlan, backend: Backend) ->
 
 
 def call_overhead(call: Call, placement: Placement, model: ModelSpec, backend: Backend) -> tuple[int, int]:
-    """Return the least bytes of (graphs, communicators) that a call alone adds to each of its devices."""
+    """Return a lower bound on the bytes (graphs, communicators) that a call alone adds to each of its devices."""
     if backend == "cpu":
         return 0, 0
     strategy = placement.strategy

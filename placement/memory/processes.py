@@ -1,6 +1,6 @@
-"""The host memory of a run on CPU: the tensors of a certificate, and the processes' programs and copies.
+"""A CPU run's host memory: the tensors of a certificate, and the processes' programs and copies.
 
-On CPU a certificate counts tensors, and the host ends a process for all of its memory.
+A CPU certificate counts only tensors, but the host kills a process for its total memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UNTOUCHED = "key-value cache"
 
 
 def rank_program_bytes(devices_per_node: int) -> int:
-    """Return the programs of a node's processes for each of its ranks, with Prefect's server and the flow run."""
+    """Return the program memory per rank of a node's processes, including Prefect's server and the flow run."""
     if devices_per_node == 1:
         return SERVER_BYTES + ALONE_BYTES
     return RANK_BYTES + (SERVER_BYTES + RUN_BYTES + FORK_SERVER_BYTES) // devices_per_node
@@ -39,9 +39,9 @@ def rank_program_bytes(devices_per_node: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class HostNeed:
-    """Host memory of a run: the tensors of all ranks at their peaks, copies on the host, and programs.
+    """A run's host memory: all ranks' tensors at their peaks, copies on the host, and programs.
 
-    `least_bytes` is the least that it takes: no activations, no part of a cache, half of the programs.
+    `least_bytes` is the minimum: no activations, no part of a cache, half of the programs.
     """
 
     tensor_bytes: int
@@ -51,7 +51,7 @@ class HostNeed:
 
     @property
     def usual_bytes(self) -> tuple[int, int]:
-        """The least and the most that a measured run would take."""
+        """The lowest and the highest use that a measured run would have."""
         counted = self.tensor_bytes + self.copied_bytes + self.program_bytes
         least, most = (counted + int(share * self.tensor_bytes) for share in ALLOCATOR_SHARES)
         return least, most
@@ -66,7 +66,7 @@ class HostNeed:
 
 
 def host_needs(certificate: Certificate) -> dict[int, HostNeed]:
-    """Return the host memory that a CPU run takes on each node. The first node also runs the flow run's process."""
+    """Return the host memory that a CPU run needs on each node. The first node also runs the flow run's process."""
     of_node: dict[int, list[Peak]] = defaultdict(list)
     for peak in certificate.peaks:
         of_node[DeviceMesh.parse(peak.device).first_node].append(peak)

@@ -1,4 +1,4 @@
-"""Remedies: the smallest changes with which a plan fits, as flags of a command, each proved by a certificate."""
+"""Remedies: the smallest changes that make a plan fit, as flags of a command, each proved by a certificate."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ ROUNDS_OF_SPLITS = 4  # a model that no single node holds after so many is no sm
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """A change with which a plan fits, as words to paste, the changed plan, and its memory use."""
+    """A change that makes a plan fit: the words to paste, the changed plan, and its memory use."""
 
     change: str
     plan: ExecutionPlan
@@ -38,7 +38,7 @@ class Remedy:
 
 
 def remedies(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, backend: Backend) -> list[Remedy]:
-    """Return changes with which a plan fits, the smallest first: savings, else models split further, with savings."""
+    """Return changes that make a plan fit, the smallest first: savings, then models split further, with savings."""
     savings = Savings(graph, workload, backend)
     found = [fitted] if (fitted := savings.least(plan)) is not None else []
     if not found:
@@ -49,9 +49,9 @@ def remedies(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, back
 def refusal(
     plan: ExecutionPlan, certificate: Certificate, proposed: Sequence[Remedy], otherwise: str = ""
 ) -> PlanDoesNotFit:
-    """Return the error that states which of `proposed` helps, and the contents of the fullest device.
+    """Return the error that says which of `proposed` helps, and lists the contents of the fullest device.
 
-    Without any, `otherwise` says what does.
+    If `proposed` is empty, it gives `otherwise` as the advice.
     """
     fullest, host = certificate.fullest, fullest_host(certificate.hosts)
     assert fullest is not None  # an empty plan fits

@@ -1,4 +1,4 @@
-"""Room: the share of each device that plans keep free for uncounted memory, unless you set another."""
+"""Room: the share of each device's memory that plans keep free for uncounted memory, unless you set a headroom."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ The readings in benchmarks/results/2026-11-27_h100: the tensors of a call took 9
 
 
 def with_room(cluster: ClusterShape, headroom: float | None, backend: Backend) -> ClusterShape:
-    """Return the cluster with the stated headroom, or without it with the room that plans keep.
+    """Return the cluster with the stated headroom, or else with the usual room.
 
     Raises InvalidInput for a headroom that leaves no memory.
     """
@@ -26,15 +26,15 @@ def with_room(cluster: ClusterShape, headroom: float | None, backend: Backend) -
 
 
 def without_room(cluster: ClusterShape) -> ClusterShape:
-    """Return the cluster for the plan of a file, which may fill the room."""
+    """Return the cluster for a plan from a file, which may use the room."""
     return replace(cluster, room=0.0)
 
 
 def process_share(device_bytes: int, devices_per_node: int) -> float:
-    """Return the share of a CPU device for its process without tensors: programs, and the allocators' least.
+    """Return the share of a CPU device's memory for its process without tensors: programs, and the allocators' minimum.
 
-    These are the numbers of `processes`, which a dry run shows. A device that has no memory for the programs is not the
-    memory of a process, so it keeps no room.
+    The numbers come from `processes`, as in a dry run. A device too small for the programs cannot stand for a process's
+    memory, so it keeps no room.
 
     >>> round(process_share(8 << 30, 1), 2), process_share(1 << 29, 1)
     (0.31, 0.0)

@@ -1,8 +1,8 @@
-"""Savings: changes of a plan's words that save memory, and the least of them with which the plan fits.
+"""Savings: changes of a plan's words that save memory, and the fewest of them that make the plan fit.
 
-They come in the order of the seconds that they lose: large micro-batches, sequence parallelism, a cache no larger than
-its rows are expected to fill, offloads of frozen and of generating copies, recomputation of layers. Slow are small
-micro-batches, a smaller cache, offloads of what trains. Meshes, strategies and engines stay.
+They are ordered by the time that they cost: large micro-batches, sequence parallelism, a cache no larger than its rows
+are expected to fill, offloads of frozen and of generating copies, recomputation of layers. Small micro-batches, a
+smaller cache, and offloads of trained copies are slow. Meshes, strategies and engines stay.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ StatedWords = Set[tuple[str, str]]
 CACHE_STEP = sqrt(2)  # ratio of the bytes of consecutive cache sizes
 Change = Callable[[ExecutionPlan], ExecutionPlan]
 LARGE_TOKENS: Mapping[Backend, int] = MappingProxyType({"cuda": 2048, "cpu": 1})
-"""Tokens for each tensor-parallel part from which on a micro-batch is large. In a small one a GPU waits for launches of
-kernels. The presets of five questions take 41.5 s by the estimate (geometric mean) with it, 53.2 s with 1, 41.7 s with
-1,024 and 42.4 s with 4,096. On CPU nothing is launched."""
+"""From this many tokens per tensor-parallel part on, a micro-batch is large. In a small micro-batch a GPU waits for
+kernel launches. The presets of five questions take 41.5 s by the estimate (geometric mean) with it, 53.2 s with 1, 41.7
+s with 1,024 and 42.4 s with 4,096. A CPU launches no kernels."""
 
 
 def with_changes(plan: ExecutionPlan, calls: Sequence[Call], **fields: object) -> ExecutionPlan:
-    """Return the plan with fields of some calls' placements changed."""
+    """Return the plan with some fields of these calls' placements changed."""
     names = {call.name for call in calls}
 
     def change(old: Placement) -> Placement:
@@ -61,9 +61,9 @@ def with_changes(plan: ExecutionPlan, calls: Sequence[Call], **fields: object) -
 
 @dataclass(frozen=True, slots=True)
 class Savings:
-    """The savings that a plan of `graph` may have, without a change of the words that are `stated`.
+    """The savings that a plan of `graph` may have; `stated` words are not changed.
 
-    `workload` are its rows, and `backend` its kind of devices.
+    `workload` gives its rows, `backend` the kind of its devices.
     """
 
     graph: DataflowGraph
@@ -74,7 +74,7 @@ class Savings:
     _augmented: dict[object, AugmentedGraph] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def certificate(self, plan: ExecutionPlan) -> Certificate:
-        """Return the certificate of a plan, counted once."""
+        """Return a plan's certificate, counted once."""
         key = plan.cluster, plan.placements
         if key not in self._certificates:
             self._certificates[key] = certify(self._augment(plan), self.workload, self.backend)
@@ -90,19 +90,18 @@ class Savings:
         return replace(self._augmented[key], plan=plan)
 
     def fits(self, plan: ExecutionPlan) -> bool:
-        """Return whether the certificate of a plan says so."""
+        """Whether the plan's certificate says that it fits."""
         return self.certificate(plan).fits
 
     def least(self, plan: ExecutionPlan, *, may_be_slow: bool = True) -> ExecutionPlan | None:
-        """Return the plan with the fewest savings with which it fits; None if it does not fit with all of them.
+        """Return the plan with the fewest savings that make it fit; None if all of them together do not.
 
-        Unless it `may_be_slow`, slow savings are left out.
+        Slow savings are used only if it `may_be_slow`.
 
-        A saving reduces the bytes of some moments and increases the bytes of no moment. So the plan with all savings
-        needs the least memory of all plans with these meshes, strategies and engines: if it does not fit, no plan
-        does. Bisection finds the first few savings in order that suffice. Then each of them is taken back while the
-        plan still fits, the slowest first. In the answer no call can have fewer
-        micro-batches.
+        A saving reduces memory at some moments and increases it at no moment. So the plan with all savings needs the
+        least memory of all plans with these meshes, strategies and engines: if it does not fit, no plan does. Bisection
+        finds how many savings, in order, suffice. Then each of them is undone while the plan still fits, the slowest
+        first. In the answer no call can have fewer micro-batches.
         """
         if self.fits(plan):
             return plan
@@ -112,7 +111,7 @@ class Savings:
         return self._relaxed(saving[bisect_left(saving, True, key=self.fits)], plan)
 
     def all_of(self, plan: ExecutionPlan, *, may_be_slow: bool = True) -> list[ExecutionPlan]:
-        """Return the plan with more and more savings: each plan adds a saving to the plan before it."""
+        """Yield plans with more and more savings: each adds a saving to the plan before it."""
         found = [plan]
         for change in chain(self._fast(plan), self._slow(plan) if may_be_slow else ()):
             changed = change(found[-1])
@@ -163,7 +162,7 @@ class Savings:
         return plan
 
     def is_free(self, plan: ExecutionPlan, call: Call, word: str) -> bool:
-        """Whether the word is not stated for the call, or for a call with the same copy if they share it."""
+        """Whether the word is not stated for the call, or for a call that shares its copy (if the word is per copy)."""
         if not self.stated:
             return True
         names = [call.name]

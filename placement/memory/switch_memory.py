@@ -1,4 +1,4 @@
-"""Host memory of a switch from plan to plan: the training states that leave their devices wait there."""
+"""Host memory during a switch between plans: the training states that leave their devices wait there."""
 
 from collections import Counter
 
@@ -15,8 +15,8 @@ def switch_loads(
 ) -> tuple[HostLoad, ...]:
     """Return the bytes that each host keeps while a run switches from `plan` to `other`.
 
-    They are the copies of the states that move, and the parts that either plan offloads (its certificate). A checkpoint
-    of `plan` uses the same copies, and counts only if it is larger.
+    These are copies of the states that move, and the parts that either plan offloads (from its certificate). A
+    checkpoint of `plan` uses the same copies, and counts only if it is larger.
     """
     before, _ = certificates
     copies, offloaded = Counter[int](), Counter[int]()

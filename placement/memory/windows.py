@@ -1,4 +1,4 @@
-"""Windows: the nodes during which an offloaded part of an instance may be on its devices, in any order of the run."""
+"""Windows: the nodes during which an offloaded part may be on its devices, in any order of the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """From a part's reload to its offload, by position in the graph; None: to the end."""
+    """From a part's reload to its offload, as positions in the graph; None means to the end."""
 
     instance: ModelInstance
     part: OffloadPart
@@ -23,7 +23,7 @@ class Window:
 
 
 def windows(augmented: AugmentedGraph) -> list[Window]:
-    """Pair each reload with the offload of the same part that comes next."""
+    """Pair each reload with the next offload of the same part."""
     closed: list[Window] = []
     opened: dict[tuple[ModelInstance, OffloadPart], int] = {}
     for index, node in enumerate(augmented.nodes):
@@ -36,10 +36,10 @@ def windows(augmented: AugmentedGraph) -> list[Window]:
 
 
 class Precedence:
-    """Which nodes have certainly ended before a node starts, however long each takes.
+    """Which nodes must have ended before a node starts, however long each takes.
 
     These are its dependencies, and each earlier offload or reload that shares a resource with it and has no other
-    dependency: among ready nodes, a run starts the earliest.
+    dependency, because a run starts the earliest of ready nodes.
     """
 
     def __init__(self, augmented: AugmentedGraph) -> None:
@@ -59,24 +59,24 @@ class Precedence:
                 copies.append((awaited, index, node))
 
     def precedes(self, first: int, second: int) -> bool:
-        """Return whether the node at the first position must have ended before the other starts."""
+        """Whether the node at the first position must have ended before the second starts."""
         return bool(self._before[second] >> first & 1)
 
     def may_be_open(self, window: Window, node: int) -> bool:
-        """Return whether a window's content may be there while a node runs."""
+        """Whether a window's content may be on the device while a node runs."""
         gone = window.closed is not None and self.precedes(window.closed, node)
         return not gone and not self.precedes(node, window.opened)
 
     def may_overlap(self, one: Window, other: Window) -> bool:
-        """Return whether both may be open at once; the windows of the same part of an instance never are."""
+        """Whether both may be open at once; the windows of the same part of an instance never are."""
         apart = (a.closed is not None and self.precedes(a.closed, b.opened) for a, b in ((one, other), (other, one)))
         return (one.instance, one.part) != (other.instance, other.part) and not any(apart)
 
 
 class OpenWindows:
-    """All windows of a graph: which may be open while a node runs, and which of them at once.
+    """All windows of a graph: which may be open while a node runs, and which at the same time.
 
-    A set of windows is a word of bits, by their numbers. They are the same for all devices.
+    A set of windows is an integer of bits, by their numbers. They are the same for all devices.
     """
 
     def __init__(self, augmented: AugmentedGraph) -> None:
@@ -92,7 +92,7 @@ class OpenWindows:
         return self._during[node]
 
     def heaviest(self, able: Sequence[int], num_bytes: Sequence[int]) -> list[int]:
-        """Return those of some windows that may be open at once and hold most bytes together, in their order."""
+        """Return which of the windows `able` may be open at once and together hold most bytes, in order."""
         beside = tuple(_numbers(self._beside[window] >> other & 1 == 1 for other in able) for window in able)
         chosen = heaviest_clique(tuple(num_bytes), beside)
         return [window for place, window in enumerate(able) if chosen >> place & 1]
@@ -104,7 +104,7 @@ def _numbers(holds: Iterable[bool]) -> int:
 
 @lru_cache(maxsize=4096)  # the same on many devices, and for many plans
 def heaviest_clique(weights: tuple[int, ...], beside: tuple[int, ...]) -> int:
-    """Return the clique with the largest sum of weights, the first if several have it; `beside` has the edges as sets.
+    """Return the clique with the largest sum of weights, the first of equal cliques; `beside` has the edges as sets.
 
     Few windows overlap, so a search with a simple bound suffices.
     """

@@ -1,4 +1,4 @@
-"""A low-rank adapter (LoRA, Hu et al. 2021): two thin matrices beside each of some matrices of every layer."""
+"""A low-rank adapter (LoRA, Hu et al. 2021): two thin matrices beside some matrices of every layer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from math import sqrt
 class AdapterSpec:
     """The adapter of a model: x W^T becomes x W^T + scale (x A^T) B^T, with A [rank, in] and B [out, rank].
 
-    `matrices` are the last parts of their Hugging Face names, `q_proj` for example, and each layer has all of them.
-    With `rslora` the scale is alpha over the root of the rank (Kalajdzievski 2023). `path` is the PEFT folder that it
-    begins with. Without a folder A is random, as PEFT draws it, and B is zero.
+    `matrices` are the last parts of their Hugging Face names, such as `q_proj`, and each layer has all of them. With
+    `rslora` the scale is alpha over the root of the rank (Kalajdzievski 2023). `path` is the PEFT folder with its
+    initial weights. Without a folder A is random, as PEFT draws it, and B is zero.
     """
 
     rank: int

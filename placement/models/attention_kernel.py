@@ -1,8 +1,8 @@
-"""The kernel that attention of the Megatron engine takes on CUDA, by the conditions of torch 2.13 (sdp_utils.cpp).
+"""Which attention kernel the Megatron engine gets on CUDA, by the conditions of torch 2.13 (sdp_utils.cpp).
 
-`engines/megatron/fused.py` excludes cuDNN's kernel. Flash attention takes no mask and no float32, the memory-efficient
-kernel takes no keys that several query heads share. What neither takes, torch computes with the scores of all pairs of
-tokens.
+`engines/megatron/fused.py` excludes cuDNN's kernel. Flash attention supports neither masks nor float32, and the
+memory-efficient kernel does not support keys shared by several query heads. In all other cases torch computes the
+scores of all token pairs.
 """
 
 from typing import Literal
@@ -14,7 +14,8 @@ WIDEST_FLASH_HEAD = 256
 
 
 def attention_kernel(shape: TransformerShape, dtype: Dtype) -> AttentionKernel:
-    """Return the kernel for rows of a forward and backward pass; a layer with a window has memory-efficient attention.
+    """Return the kernel for the rows of a forward and backward pass; a layer with a window uses memory-efficient
+    attention.
 
     A head's width is even, and flash attention pads it to a multiple of 8. Cards of 24 to 48 GB (compute capability 8.6
     and 8.9, and 12) cannot train heads 194 to 224 wide with flash attention.

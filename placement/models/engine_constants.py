@@ -1,4 +1,4 @@
-"""Numbers of the engines that time estimates and the memory certificate use too, in a single place.
+"""The engines' constants that time estimates and the memory certificate also use, in one place.
 
 Formats are bytes of an element; limits are in the unit that their line states.
 """
@@ -29,10 +29,10 @@ PASS_TOKENS = 8192  # tokens of a forward pass over prompts, in vLLM and in our 
 
 
 def window_block(window: int) -> tuple[int, int]:
-    """Return the tokens of a block whose queries attend to a window at once on CUDA, and of the keys before the block.
+    """Return how many tokens attend to a window in one block on CUDA, and how many keys come before the block.
 
-    Blocks are as long as the window, within limits: shorter blocks are more calls, longer blocks have larger masks.
-    Keys begin at a multiple of 16, since torch copies masks that do not.
+    Blocks are as long as the window, within limits: shorter blocks mean more calls, longer blocks larger masks. Keys
+    begin at a multiple of 16, since torch copies masks that do not.
 
     >>> window_block(5), window_block(1024), window_block(4096)
     ((256, 16), (1024, 1024), (1024, 4096))

@@ -1,4 +1,4 @@
-"""Models by name: the exact shapes of popular models, from their config.json on the Hugging Face hub."""
+"""Models by name: the exact shapes of popular models, from their config.json on the Hugging Face Hub."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -95,7 +95,7 @@ _OF_KIND: Mapping[str, tuple[str, float]] = MappingProxyType(
     | {"mixtral": ("mistralai", 1e6), "qwen3_moe": ("qwen", 1e6)}
     | {"mistral": ("mistralai", 1e6), "gemma": ("google", 1e4), "gemma2": ("google", 1e4), "gemma3": ("google", 1e6)}
 )
-"""Organisation on the hub, and the base of rotary embeddings."""
+"""Organisation on the Hub, and the base of rotary embeddings."""
 _FAMILY_OF_KIND = {"llama3.1": "llama", "gemma3": "gemma3_text"}
 _NOT_RUN = {"mistral-7b-v0.1": "sliding_window 4096"} | dict.fromkeys(
     ("gemma-3-4b", "gemma-3-12b", "gemma-3-27b"), "Gemma3ForConditionalGeneration, which sees pictures"
@@ -145,7 +145,7 @@ KNOWN_SHAPES: Mapping[str, TransformerShape] = MappingProxyType(
 
 
 def find_shape(name: str) -> TransformerShape | None:
-    """Return the shape of a model by its short name or by its id on the hub; None for an unknown name.
+    """Return a model's shape by its short name or Hub id; None for an unknown name.
 
     >>> find_shape("Qwen/Qwen2.5-7B") == find_shape("qwen2.5-7b"), find_shape("someone/Qwen2.5-7B")
     (True, None)
@@ -161,7 +161,7 @@ def find_shape(name: str) -> TransformerShape | None:
 
 
 def known_shape(name: str, field: str = "model", otherwise: str = "") -> TransformerShape:
-    """Return the shape of a model by name. Raises InvalidInput with similar names and other valid values.
+    """Return a model's shape by name. Raises InvalidInput with similar names and other valid values.
 
     >>> known_shape("llama-7b").num_layers
     32

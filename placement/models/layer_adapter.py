@@ -1,4 +1,4 @@
-"""A layer's adapter as numbers: elements on a device, moves and sums over devices. All layers have equal adapters."""
+"""Sizes of a layer's adapter: elements on a device, moves and sums over devices. All layers have equal adapters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GATES = ("gate_proj", "up_proj")
 
 
 class LayerElements(NamedTuple):
-    """Elements of a layer: the elements that tp splits, the part of them that makes keys and values, and all others."""
+    """Elements of a layer: those split by tp, the part of these that makes keys and values, and all others."""
 
     split: int
     keys_and_values: int
@@ -31,14 +31,14 @@ class OnDevice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LayerAdapter:
-    """The `parameters` of a layer's adapter: A [rank, in] and B [out, rank] of each of its matrices."""
+    """The `parameters` of a layer's adapter: for each of its matrices, A [rank, in] and B [out, rank]."""
 
     parameters: tuple[Parameter, ...]
     _on: dict[int, OnDevice] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
 
     @classmethod
     def of(cls, model: ModelSpec) -> LayerAdapter | None:
-        """Return the adapter of a model's layer; None for a model without an adapter."""
+        """Return the adapter of each layer of a model; None for a model without an adapter."""
         if model.adapter is None:
             return None
         return cls(tuple(parameter for parameter in parts(model)["adapter"] if parameter.layer == 0))
@@ -52,11 +52,11 @@ class LayerAdapter:
         return len(self.parameters) // 2
 
     def count(self, *matrices: str) -> int:
-        """Return how many of these matrices it adapts."""
+        """Return how many of the layer's matrices it adapts."""
         return sum(_is_a(each) and _matrix(each) in matrices for each in self.parameters)
 
     def on(self, tp: int) -> OnDevice:
-        """Return its numbers on each of tp devices, counted once."""
+        """Return its sizes on each of tp devices, counted once."""
         known = self._on.get(tp)
         if known is None:
             known = self._on[tp] = self._counted(tp)
@@ -64,7 +64,7 @@ class LayerAdapter:
 
     @property
     def layer_elements(self) -> LayerElements:
-        """The elements of the layer's A's and B's. Keys and values have a B each."""
+        """Elements of the layer's A's and B's. Keys and values have a B each."""
         split = [each for each in self.parameters if each.split_axis is not None]
         keys = sum(each.num_elements for each in split if each.most_parts is not None)
         elements = sum(each.num_elements for each in split)
@@ -72,14 +72,14 @@ class LayerAdapter:
 
     @property
     def narrow(self) -> int:
-        """Numbers of a token between all A's and B's."""
+        """How many numbers a token has between all A's and B's."""
         return self.rank * self.num_matrices
 
     @property
     def reduces(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Numbers of a token that tp ranks add up, by message: forward, and backward.
+        """How many numbers per token the tp ranks add up, by message: forward, and backward.
 
-        Forward after each A that tp splits, backward before the A's of matrices whose B's tp splits.
+        Forward after each A that tp splits, backward before the A's of matrices with B's that tp splits.
         """
         fused = (self.count(*QUERIES_KEYS_VALUES), self.count(*GATES))
         forward = tuple(self.rank for each in self.parameters if _is_a(each) and each.split_axis is not None)

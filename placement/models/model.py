@@ -8,7 +8,7 @@ from typing import Literal
 from prefect_rlhf.placement.models.adapter import AdapterSpec
 
 Head = Literal["lm", "scalar", "lm+scalar"]
-"""The end of a model: in tokens, in one number a token, or in both on one trunk, which actor and critic share."""
+"""A model's output: tokens, a number per token, or both on one trunk, which actor and critic share."""
 Dtype = Literal["float32", "bfloat16"]
 BaseDtype = Literal["nf4"]
 """The formats of a frozen base in fewer bits: nf4 is QLoRA's, with double quantisation (`models/four_bits.py`)."""
@@ -33,7 +33,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindow:
-    """The layers, by number, in which a token attends to `tokens` tokens, itself included; their rotary base."""
+    """Layers, by number, in which a token attends only to `tokens` tokens, including itself, and their rotary base."""
 
     tokens: int
     layers: tuple[int, ...]
@@ -42,7 +42,7 @@ class SlidingWindow:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Feed-forward layers side by side in every layer; a router gives each token to `per_token` of them."""
+    """Parallel feed-forward layers in every layer; a router sends each token to `per_token` of them."""
 
     count: int
     per_token: int
@@ -53,10 +53,10 @@ class TransformerShape:
     """The shape of a decoder, as in a Hugging Face config.json: gated feed-forward layers and RMS norms.
 
     `family` is its `model_type`, which determines the names of its weights. `biases` are the matrices of a layer that
-    have a bias. With `qk_norm` queries and keys have a norm over the width of a head; with `norms_after` attention and
-    feed-forward layer also have a norm after them (Gemma 2). Scores are divided by the root of `score_width`, or of a
-    head's width. With `experts`, `intermediate_size` is the width of each. `not_run` names the parts that our engines
-    do not compute; empty: they run the model. A model with such parts can be planned.
+    have a bias. With `qk_norm`, queries and keys have a norm over the head width; with `norms_after`, attention and
+    feed-forward layers are also followed by a norm (Gemma 2). Scores are divided by the root of `score_width`, or else
+    of the head width. With `experts`, `intermediate_size` is each expert's width. `not_run` names the parts that our
+    engines do not compute; a model with such parts can only be planned.
     """
 
     hidden_size: int
@@ -105,8 +105,8 @@ class OptimizerSpec:
 class FollowSpec:
     """How a model follows another: after every `every` steps its weights become (1 - share) own + share leader.
 
-    The leader's train_step of the same step makes the weights that are taken. `after` is the call that the body makes
-    before it: later calls of the body read the new version in the same step.
+    The leader's weights are those that its train_step makes in the same step. `after` is the call before it in the
+    body; later calls of the body read the new version in the same step.
     """
 
     leader: str
@@ -115,7 +115,7 @@ class FollowSpec:
     after: str
 
     def version(self, step: int) -> int:
-        """Return the version of the follower after `step` steps, which has the number of the step that made it.
+        """Return the follower's version after `step` steps; versions are numbered by the step that makes them.
 
         >>> [FollowSpec("actor", 2, 0.5, "").version(step) for step in range(6)]
         [0, 0, 2, 2, 4, 4]
@@ -123,7 +123,7 @@ class FollowSpec:
         return max(0, step) // self.every * self.every
 
     def has_main_weights(self, dtype: Dtype) -> bool:
-        """Whether it keeps float32 main weights: an average in bfloat16 would lose small shares."""
+        """Whether it keeps float32 main weights, because an average in bfloat16 would lose small shares."""
         return self.share < 1 and dtype != "float32"
 
 
@@ -131,14 +131,14 @@ class FollowSpec:
 class ModelSpec:
     """A role's model: the Hugging Face folder `path`, its head, and its formats.
 
-    `dtype` is the compute format; with bfloat16 the optimizer keeps float32 main weights. If a role has a scalar head
-    and its checkpoint does not, it starts with a head of zeros, but only if `new_head` is true. `eos_token` is the text
-    of the token that ends an answer; None: the chat template or the tokenizer says so. `chat_template` is the text of a
-    template in place of the folder's. `content` is the folder that was read: models with the same content have the same
-    weights as long as nothing trains them. It is empty for a model that is only planned, since its path is then just a
-    size. With an `adapter` a train_step writes the adapter and a scalar head, and the other weights are frozen. With a
-    `base_dtype` the matrices of its layers are frozen in that format.
-    A model that `follows` another changes the weights that a train_step of its own would write.
+    `dtype` is the compute format; with bfloat16 the optimizer keeps float32 main weights. If a role needs a scalar head
+    and its checkpoint lacks it, the head starts with zeros, but only if `new_head` is true. `eos_token` is the text of
+    the token that ends an answer; None leaves it to the chat template or the tokenizer. `chat_template` replaces the
+    folder's template. `content` is the folder that was read: models with the same content have the same weights until
+    they are trained. It is empty for a model that is only planned, because its path is then just a size. With an
+    `adapter`, a train_step writes the adapter and a scalar head, and the other weights are frozen. With a `base_dtype`,
+    the matrices of its layers are frozen in that format. In a model that `follows` another, the weights change that a
+    train_step of its own would write.
     """
 
     role: str

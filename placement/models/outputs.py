@@ -21,15 +21,15 @@ class Output:
     """`module:function`, which a rank imports. It returns the numbers of a `HeadInput`, [N], or [N, width] for a vector
     of each; `engines/megatron/vocabulary/outputs.py` has examples."""
     per: Literal["token", "row"] = "token"
-    """Whether it has numbers for each response token, or for each row, whose last token they belong to."""
+    """Whether it has numbers for each response token, or for each row (at its last token)."""
     width: int | None = None
     """The length of its vectors, such as the k of the k likeliest tokens; None for plain numbers."""
     reads_tokens: bool = False
-    """Whether it depends on the token at its place, and not on the tokens before alone."""
+    """Whether it depends on the token at its place, not only on the tokens before."""
 
     @property
     def numbers(self) -> int:
-        """The numbers for a token or a row."""
+        """How many numbers a token or a row has."""
         return self.width or 1
 
     @property
@@ -52,7 +52,7 @@ OUTPUTS: Mapping[str, Output] = MappingProxyType(_OUTPUTS)
 def register(name: str, output: Output) -> None:
     """Add an output that is not part of this package. Ranks receive it when they start.
 
-    Raises InvalidInput for the name of another output, and for a name that is no identifier.
+    Raises InvalidInput for the name of another output, and for a name that is not an identifier.
     """
     if not name.isidentifier() or OUTPUTS.get(name, output) != output:
         raise InvalidInput("output", name, f"an identifier other than {', '.join(OUTPUTS)}")

@@ -1,7 +1,7 @@
-"""Weights: the parameters of a model in sets, each with a name under which it is versioned, moved, stored and checked.
+"""Weights: a model's parameters in named sets. Each set is versioned, moved, stored and checked by its name.
 
 A model has a set for each of its parts: a trunk, a language-model head, a scalar head, an adapter. Parameters have
-their Hugging Face names, those of an adapter PEFT's names without its prefix; a layer's experts are stacked.
+their Hugging Face names (an adapter's have PEFT's names without its prefix); a layer's experts are stacked.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ StoredDtype = Literal["uint8", "float32"]
 class Parameter:
     """A weight: its global shape, the axis that tensor parallelism splits, and its layer.
 
-    `most_parts`, if given, is the largest number of parts: keys and values are cut by whole heads. More tp ranks hold
-    copies of parts, neighbours the same copy. ep divides the first axis of a parameter that is `over_experts`. It has
-    the model's format, or a `dtype` of its own.
+    `most_parts`, if given, is the largest number of parts, because keys and values are split by whole heads. With more
+    tp ranks, neighbours hold copies of the same part. ep divides the first axis of a parameter that is `over_experts`.
+    A parameter has the model's format, or a `dtype` of its own.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Parameter:
         return prod(self.shape)
 
     def elements_of(self, tp: int) -> int:
-        """Return the most elements that any of tp devices holds."""
+        """Return the largest number of elements that any of tp devices holds."""
         if self.split_axis is None:
             return self.num_elements
         size, parts = self.shape[self.split_axis], min(tp, self.most_parts or tp)
@@ -57,8 +57,8 @@ class Weights:
 
     A train_step writes `trained` weights, and each of its runs makes a version. Frozen weights keep version 0.
 
-    Weights that are `made_of` a part of a model are pickled as these: otherwise a command to 128 ranks carries
-    megabytes of parameters.
+    Weights that are `made_of` a part of a model are pickled as model and part, because a command to 128 ranks would
+    otherwise carry megabytes of parameters.
     """
 
     name: str
@@ -73,17 +73,17 @@ class Weights:
 
     @property
     def part(self) -> str:
-        """The part of the model that they are."""
+        """The part of the model that these weights are."""
         return self.name.rpartition(".")[2]
 
     def version(self, trained: int) -> int:
-        """Return their version when the trained weights of the same model have version `trained`."""
+        """Return their version if the trained weights of the same model have version `trained`."""
         return trained if self.trained else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of models. `parameters` are in the order of a forward pass; without any, the model has no such part.
+    """A part of models. `parameters` are in the order of a forward pass; if empty, the model does not have the part.
 
     A train_step of a model writes the part if it `learns`.
     """
@@ -132,12 +132,12 @@ def _adapter(model: ModelSpec) -> Iterator[Parameter]:
 
 
 def adapted_weights(shape: TransformerShape) -> tuple[Weight, ...]:
-    """Return the weights of a layer that an adapter may be beside: its matrices."""
+    """Return a layer's weights that an adapter can be put beside: its matrices."""
     return tuple(weight for weight in FAMILIES[shape.family].layer if len(weight.axes) == 2 and weight.part != "router")
 
 
 def matrix_name(weight: Weight) -> str:
-    """Return the name by which an adapter calls a weight of a layer: `q_proj` of `self_attn.q_proj`."""
+    """Return an adapter's name for a weight of a layer: `q_proj` for `self_attn.q_proj`."""
     return weight.name.rpartition(".")[2]
 
 
@@ -167,9 +167,9 @@ def _parts(model: ModelSpec, known: tuple[tuple[str, Part], ...]) -> Mapping[str
 
 
 def four_bits_of(matrix: Parameter) -> Iterator[Parameter]:
-    """Yield the tensors of a matrix [out, in] in four bits, under bitsandbytes' names, split as the matrix is.
+    """Yield the tensors of a four-bit matrix [out, in], under bitsandbytes' names and split like the matrix.
 
-    Pairs of numbers, a scale in eight bits of each block, and the scales of the scales, which every rank has whole.
+    They are pairs of numbers, an 8-bit scale for each block, and the scales' scales, which every rank holds completely.
     """
     outputs, inputs = matrix.shape
     scales = outputs * inputs // BLOCK
@@ -179,7 +179,7 @@ def four_bits_of(matrix: Parameter) -> Iterator[Parameter]:
 
 
 def quantized_matrices(model: ModelSpec) -> tuple[Parameter, ...]:
-    """Return the matrices of a model that are stored in four bits, as they are in its folder."""
+    """Return the model's matrices that are stored in four bits, as they are in its folder."""
     if model.base_dtype is None:
         return ()
     plain = parts(replace(model, base_dtype=None))["trunk"]
@@ -187,7 +187,9 @@ def quantized_matrices(model: ModelSpec) -> tuple[Parameter, ...]:
 
 
 def further_parameters(model: ModelSpec, learning: bool) -> tuple[Parameter, ...]:
-    """Return all parameters but trunk, heads and adapter: of parts that a train_step writes, or of all other parts."""
+    """Return all parameters except trunk, heads and adapter: of parts that a train_step writes, or of all other
+    parts.
+    """
     further = [name for name, part in PARTS.items() if name not in _IN_SHAPE and part.learns(model) == learning]
     return tuple(parameter for name in further for parameter in parts(model).get(name, ()))
 
@@ -203,9 +205,9 @@ def num_parameters(model: ModelSpec) -> int:
 
 
 def weights_of(model: ModelSpec, trained: bool) -> tuple[Weights, ...]:
-    """Return the weights of a role's model, a set for each part, named after both: `actor.trunk`.
+    """Return the weights of a role's model, a set for each part, named after role and part: `actor.trunk`.
 
-    `trained`: the model has a train_step.
+    `trained` says whether the model has a train_step.
     """
     return _weights_of(model, trained, tuple(PARTS.items()))
 
@@ -219,8 +221,8 @@ def _weights_of(model: ModelSpec, trained: bool, known: tuple[tuple[str, Part], 
 def named_weights(models: tuple[ModelSpec, ...], trained: frozenset[str]) -> Mapping[str, tuple[Weights, ...]]:
     """Return the weights of each role's model. The `trained` roles have a train_step.
 
-    Models with the same content name the same frozen weights, by the first of the roles. Raises GraphError if these
-    differ in shape.
+    Models with the same content share frozen weights, named after the first of the roles. Raises GraphError if their
+    shapes differ.
     """
     return _named_weights(models, trained, tuple(PARTS.items()))
 

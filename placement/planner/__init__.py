@@ -1,1 +1,1 @@
-"""From a question to the best plan that a search finds, with a bound on every other."""
+"""From a question to the best plan that a search finds, with a lower bound on every plan."""

@@ -1,7 +1,7 @@
-"""The searches for plans that fit: the aim of each, their order, and when a search is needless.
+"""The searches for plans that fit: each search's aim, their order, and when a search can be skipped.
 
 A search's problem leaves out effects that depend on more than two calls, so the best plan of the whole space may not
-fit, or may take longer than predicted. A further search then counts memory with more caution, and the last searches let
+fit, or may take longer than predicted. Another search then counts memory with more caution, and the last searches let
 models take turns on their devices.
 """
 
@@ -43,8 +43,8 @@ CLOSE = 0.03  # of the bound: a plan that is no further above it is as good as k
 class SearchRequest:
     """The plans to search, and the budget, which is divided over the attempts.
 
-    `space_of` gives the plans of a question with other constants. `words` are what presets must have. The answer may be
-    slower than the fastest plan by a share of its time, its `simplicity`, if it is simpler.
+    `space_of` gives the space of plans for a question with other constants. Presets must have the `words`. A simpler
+    answer may be slower than the fastest plan by a share of its time, its `simplicity`.
     """
 
     question: Question
@@ -59,18 +59,19 @@ class SearchRequest:
     def search(
         self, problem: PlanProblem, share: float, progress: Callable[[Progress], None] | None = None
     ) -> SearchResult:
-        """Search a problem for a share of the budget."""
+        """Search a problem with a share of the budget."""
         part, method = self.budget.times(share), self.method
         return search(problem.problem, part.seconds, method, max_evaluations=part.evaluations, progress=progress)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The plans that fit, apart from presets; `bound` is the search if it bounds all plans of the question.
+    """A search's plans that fit, apart from presets; `bound` is the search if it bounds all plans of the question.
 
-    `admitted` are the best plans that presets admit, with strategies that were searched.
+    `admitted` are the best plans that presets allow, with searched strategies.
 
-    A longer proof begins with `proof`, a short proof. In plans that `take_turns`, models alternate on devices.
+    `proof` is a short proof, which a longer proof can continue. In plans that `take_turns`, models alternate on
+    devices.
     """
 
     plans: tuple[ExecutionPlan, ...] = ()
@@ -88,7 +89,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A way to find plans that fit. Unless it is `always` made, it is skipped once some plan is close to the bound."""
+    """A way to find plans that fit. Unless it is `always` made, it is skipped once a plan is close to the bound."""
 
     name: str
     make: Callable[[SearchRequest], Finding]
@@ -96,7 +97,7 @@ class Attempt:
 
 
 def make_attempts(request: SearchRequest, attempts: Sequence[Attempt]) -> list[Finding]:
-    """Make the attempts with a short budget; if no plan is close to the bound, repeat them with the rest of the budget.
+    """Make the attempts with a short budget. If no plan is close to the bound, repeat them with the rest of the budget.
 
     A long search prefers plans that are faster by its problem but may be slower by the estimate: either budget may find
     the better plan. If the question's size leaves no time for both, only the whole space is searched longer, for its
@@ -115,19 +116,19 @@ def make_attempts(request: SearchRequest, attempts: Sequence[Attempt]) -> list[F
 
 
 def is_close(request: SearchRequest, findings: Sequence[Finding]) -> bool:
-    """Whether some plan is close to the bound, closer than the simplicity that is asked for."""
+    """Whether some plan is closer to the bound than the requested simplicity."""
     least = min(seconds for finding in findings for seconds in (math.inf, *finding.seconds(request.question)))
     return least <= highest_bound(findings).lower_bound_seconds * (1 + min(CLOSE, request.simplicity))
 
 
 def highest_bound(findings: Sequence[Finding]) -> SearchResult:
-    """Return the search with the best bound on all plans; the first attempt is such a search."""
+    """Return the search with the highest bound on all plans; the first attempt is such a search."""
     bounds = (finding.bound for finding in findings if finding.bound)
     return max(bounds, key=lambda bound: bound.lower_bound_seconds)
 
 
 def presets_of(findings: Sequence[Finding]) -> tuple[PresetResult, ...]:
-    """Return the faster of each preset's results; a result that fits is preferred."""
+    """Return the faster of each preset's results, preferring results that fit."""
     results: dict[str, PresetResult] = {}
     for result in (preset for finding in findings for preset in finding.presets):
         known = results.get(result.name, result)
@@ -147,10 +148,10 @@ def _make_attempts(request: SearchRequest, attempts: Sequence[Attempt]) -> list[
 def prove_bound(
     request: SearchRequest, budget: Budget | None, findings: Sequence[Finding], fastest_seconds: float
 ) -> Proof:
-    """Return the best bound on all plans, that of a search or of a proof, if the fastest plan takes `fastest_seconds`.
+    """Return the highest bound on all plans, from a search or a proof; the fastest plan takes `fastest_seconds`.
 
-    Plans in which some call streams parts may be below it: then their bound counts. Their problems share another budget
-    of this size. Without a budget, and if a search was interrupted, the bound is the search's.
+    Plans that stream parts of a call may be below it; then their bound counts. Their problems share another budget of
+    this size. Without a budget, and if a search was interrupted, the bound is the search's.
     """
     bound = highest_bound(findings)
     if budget is None or bound.outcome is SearchOutcome.INTERRUPTED:
@@ -173,7 +174,7 @@ def prove_bound(
 
 
 def search_whole_space(request: SearchRequest) -> Finding:
-    """Search all plans, counting what every device holds at least, so that the bound is true."""
+    """Search all plans, counting only bytes that every device surely holds, so that the bound is valid."""
     question, problem = request.question, request.space.least
     result = request.search(problem, WHOLE_SHARE, request.progress)
     plan = solution(question, problem, result)
@@ -183,8 +184,8 @@ def search_whole_space(request: SearchRequest) -> Finding:
 def search_copies(request: SearchRequest) -> Finding:
     """Search all plans, deciding for a second reader of trained weights whether it shares the first reader's copy.
 
-    This prices weight moves that other searches ignore, at the cost of a larger search. Returns an empty finding
-    without such a call.
+    This includes the cost of weight moves that other searches ignore, at the cost of a larger search. Returns an empty
+    finding without such a call.
     """
     question, problem = request.question, request.space.with_copies
     if problem is None:
@@ -195,7 +196,7 @@ def search_copies(request: SearchRequest) -> Finding:
 
 
 def search_least_bound(request: SearchRequest) -> Finding:
-    """Find the plan with the lowest bound, which may be fast although it is slow in the problem's order of nodes."""
+    """Find the plan with the lowest bound, which may be fast even if it is slow in the problem's order of nodes."""
     problem, budget = request.space.computed_with_copies, request.budget
     evaluations = budget.evaluations * LEAST_BOUND_EVALUATIONS
     found = prove(problem.problem, math.inf, budget.seconds * LEAST_BOUND_SHARE, evaluations)
@@ -204,7 +205,7 @@ def search_least_bound(request: SearchRequest) -> Finding:
 
 
 def search_presets(request: SearchRequest) -> Finding:
-    """Complete each preset as a run does, and search the best strategies that it admits on its meshes."""
+    """Complete each preset as a run does, and search the best strategies that it allows on its meshes."""
     budget, question = request.budget.times(SMALL_SHARE), request.question
     results = tuple(preset_result(question, name, request.words) for name in PRESETS)
     admitted = []
@@ -221,7 +222,7 @@ def search_fullest_devices(request: SearchRequest) -> Finding:
 
 
 def search_divisions(request: SearchRequest) -> Finding:
-    """Search plans that keep kinds of nodes apart, if there are several; the search of the whole may miss them."""
+    """If there are several kinds of nodes, search plans that keep them apart; a search of all plans may miss these."""
     budget = request.budget.times(SMALL_SHARE)
     parts = divisions(request.space)
     return _finding(*(solve_fitting(request.question, part.most, budget) for part in parts))

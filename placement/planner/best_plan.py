@@ -1,8 +1,8 @@
 """From a question to the best plan that a search finds, a bound on every plan, and the presets' times.
 
-Several searches look for plans that fit (see `attempts`). They make a pool, which `PASSES` improve one after another:
-the fastest plans, improved on their augmented graphs, then the simplest of the nearly fastest. The bound holds for the
-whole space.
+Several searches look for plans that fit (see `attempts`). Their plans form a pool, which `PASSES` improve one after
+another: the fastest plans are improved on their augmented graphs, then the simplest of the nearly fastest is chosen.
+The bound holds for the whole space.
 """
 
 import gc
@@ -57,7 +57,9 @@ IMPROVING_SHARE = 0.9  # of the budget, at least, to improve them; they also get
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of the planner by name: searches for plans, passes over what they found, refinements of each plan."""
+    """The planner's parts by name: searches for plans, passes that improve a pool of plans, refinements of single
+    plans.
+    """
 
     attempts: tuple[Attempt, ...]
     passes: tuple[Pass, ...]
@@ -103,15 +105,15 @@ def plan_graph(
     parts: Parts | None = None,
     simplicity: float = NEARLY,
 ) -> Planned:
-    """Return the best plan of a question that a search finds within a budget (`Budget.of`).
+    """Return the best plan for a question that a search finds within a budget (`Budget.of`).
 
     By default, and with `evaluations`, the answer depends on the question alone. With `budget_seconds` of processor
-    time it also depends on the machine. `pins` are calls that must be on these meshes. `start` is a legal plan: the
-    answer is never slower, if it fits and keeps to the pins. The answer and the presets have the stated `words`.
-    Unless it `proves`, the bound is the search's, of plans without streamed parts, and takes no more time. `parts` are
-    the parts of the planner that look for it, by default `ALL_PARTS`. A simpler plan is preferred to the
-    fastest if it takes at most this share more time, the `simplicity`. Raises InvalidInput for a budget that is not
-    positive, a mesh outside the cluster, and when no plan fits.
+    time it also depends on the machine. `pins` are the meshes that some calls must use. `start` is a legal plan: if it
+    fits and respects the pins, the answer is never slower. The answer and the presets have the stated `words`. Unless
+    it `proves`, the bound is the search's, for plans without streamed parts, and takes no extra time. `parts` are the
+    planner's parts to use, by default `ALL_PARTS`. A simpler plan is preferred to the fastest if it takes longer by at
+    most the share `simplicity`. Raises InvalidInput for a budget that is not positive, for a mesh outside the cluster,
+    and if no plan fits.
     """
     whole = Budget.of(evaluations, budget_seconds)
     proof = Budget(whole.evaluations * PROOF_EVALUATIONS, whole.seconds * PROOF_SECONDS)

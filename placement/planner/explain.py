@@ -1,8 +1,8 @@
 """Why a plan places each call as it does: the binding constraint, and the cost of the runner-up.
 
-For each call every other placement is ranked by the search's own problem, with all other calls unchanged. The first
-that fits is estimated on its augmented graph, like the plan: the runner-up. A faster placement that does not fit is
-named: memory binds there.
+For each call, every other placement is ranked by the search's own problem, with all other calls unchanged. The first
+that fits is the runner-up, and is estimated on its augmented graph, like the plan. A faster placement that does not fit
+shows that memory is the constraint.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,9 +30,10 @@ class OtherPlacement:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`seconds` of the call in an iteration, and `slack_seconds` that it could take more at no cost.
+    """The call's `seconds` in an iteration, and the `slack_seconds` by which it could take longer at no cost.
 
-    `too_large` would be faster and does not fit. `runner_up` is the best other placement that fits, or None.
+    `too_large` is a placement that would be faster but does not fit. `runner_up` is the best other placement that fits,
+    or None.
     """
 
     call: str
@@ -61,7 +62,7 @@ class Explanation:
         )
 
     def costs(self) -> str:
-        """State the cost of the runner-up."""
+        """Say how much slower the runner-up is."""
         if self.runner_up is None:
             return "no tried alternative fits"
         more = self.runner_up.iteration_seconds - self.iteration_seconds
@@ -92,7 +93,7 @@ def explain(question: Question, planned: Planned) -> tuple[Explanation, ...]:
 
 
 def in_words(placement: Placement) -> str:
-    """Return a placement in words, such as `n0:0-7 dp4 tp2 megatron, 8 micro-batches`."""
+    """Describe a placement, such as `n0:0-7 dp4 tp2 megatron, 8 micro-batches`."""
     return ", ".join((f"{placement.name} {placement.engine}", *phrases(placement)))
 
 
@@ -126,7 +127,7 @@ def _best_two(
 
 
 def next_best(question: Question, planned: Planned, count: int) -> list[ExecutionPlan]:
-    """Return up to `count` different plans that fit; fewer if the space holds no more plans of interest."""
+    """Return up to `count` different plans that fit, or fewer if the space has no more plans of interest."""
     presets = [(result.plan, result.estimate.seconds) for result in planned.presets if result.plan and result.estimate]
     best = differently_placed([(planned.plan, planned.seconds), *presets])
     if len(best) < count:

@@ -1,7 +1,7 @@
-"""Fit a datasheet's constants to measured node times, all constants together.
+"""Fits a datasheet's constants to measured node times, all constants together.
 
-The fit is least squares in logarithms. Each node counts by how precisely it was measured, and a prior holds each factor
-near 1. A constant that no measured node depends on keeps a factor of 1.
+The fit is least squares in logarithms. Each node is weighted by its precision, and a prior keeps each factor near 1. A
+constant that no measured node depends on keeps a factor of 1.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ PRIOR: Mapping[str, float] = dict.fromkeys(CONSTANTS, 1.5) | {"memory": 0.2}
 MOST_UNCERTAIN = log(2)
 """Logarithm of the largest factor by which a fitted constant may be uncertain."""
 OVERHEAD_SECONDS = 0.02
-"""A node's seconds that the cost model leaves out: nodes that take no longer hardly count."""
+"""Seconds of a node that the cost model leaves out, so nodes that take no longer hardly count."""
 CONFIRMED = 1.5
 """Up to this root mean square of the deviations, in standard deviations, measured seconds confirm the constants."""
 EXPLAINED = 2.0
 """Up to this root mean square the corrected constants explain the measured seconds."""
 MOST_TIMES = 2.0
-"""Corrected constants that price a step at more than this many times its seconds, or less than their inverse, explain
-nothing: calls on chosen rows are no part of the fit, but of the step."""
+"""If corrected constants price a step at more than this many times its seconds, or at less than the inverse, they
+explain nothing: calls on selected rows are part of the step, but not of the fit."""
 STEPS = 4  # unrolled: enough that every kind of node occurs
 STEP = 0.02  # of a logarithm, for differences
 
@@ -47,14 +47,16 @@ Numbers = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A node's measured time in seconds: the median over some steps, and the standard deviation of the logarithms."""
+    """A node's measured time in seconds: the median over several steps, and the standard deviation of the
+    logarithms.
+    """
 
     seconds: float
     spread: float = 0.0
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Measured:
-        """Summarise a node's seconds in some steps, each above 0."""
+        """Summarise a node's seconds in several steps, each above 0."""
         return cls(median(seconds), stdev(map(log, seconds)) if len(seconds) > 1 else 0.0)
 
 
@@ -65,7 +67,7 @@ class FittedConstants:
     `before` and `after` are root mean squares of the nodes' deviations without and with the correction, in standard
     deviations. If measured seconds confirm the constants, no factor differs from 1. `likely` are corrections that the
     measured seconds do not rule out: at a standard deviation from the fit, two in each principal direction. `of_step`
-    is the corrected price of a step over the seconds of a step whose nodes take their measured seconds.
+    is the corrected step time over the step time with measured node times.
     """
 
     correction: Correction
@@ -76,7 +78,7 @@ class FittedConstants:
 
     @property
     def confirms(self) -> bool:
-        """Whether the measured seconds agree with the constants as they were."""
+        """Whether the measured seconds agree with the uncorrected constants."""
         return self.before <= CONFIRMED
 
     @property
@@ -95,7 +97,7 @@ def corrected(question: Question, correction: Correction) -> Question:
 def fit_constants(question: Question, plan: ExecutionPlan, measured: Mapping[str, Measured]) -> FittedConstants | None:
     """Fit the constants of a question without profiles to nodes that ran under `plan`; `measured` is by subject.
 
-    Returns None if the seconds of no measured node depend on the constants.
+    Returns None if no measured node's seconds depend on the constants.
     """
     graph, alone = without_evaluation(question.graph, plan)
     nodes = {subject_of(node.id): node for node in augment(graph, alone, STEPS)}

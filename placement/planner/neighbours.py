@@ -1,4 +1,4 @@
-"""Plans that differ from a given plan in a call, or in all calls of a role or two, and local search among them.
+"""Plans that differ from a given plan in one call, or in all calls of one or two roles, and local search among them.
 
 The search's own problem ranks them. The estimate knows more: row transfers, and copies that several calls share.
 """
@@ -45,7 +45,7 @@ MOST_DEVICES = 64  # with more, frozen roles do not move together, and fewer pla
 def improve_locally(
     question: Question, plan: ExecutionPlan, space: PlanSpace, meter: Meter | None = None
 ) -> ExecutionPlan:
-    """Move calls while an iteration gets shorter and the plan fits, until the meter's budget is spent.
+    """Move calls as long as the iteration gets shorter and the plan fits, until the meter's budget is spent.
 
     Each call is examined again after another call moved. If no single call improves the plan, whole roles move. At the
     end needless words are dropped.
@@ -65,7 +65,7 @@ def improve_locally(
 
 
 def rows_first(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
-    """Return the plan with the rows of all calls moving first."""
+    """Return the plan with `rows_first` for all calls."""
     return with_changes(plan, _senders(question.graph), rows_first=True)
 
 
@@ -121,7 +121,7 @@ def _improve_together(question: Question, plan: ExecutionPlan, space: PlanSpace,
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """A call's other placement: the iteration time in seconds, and whether it fits, by the problem."""
+    """Another placement of a call: the iteration time in seconds, and whether it fits, according to the problem."""
 
     placement: Placement
     seconds: float
@@ -129,7 +129,7 @@ class Neighbour:
 
 
 def neighbours(plan: ExecutionPlan, space: PlanSpace, most_seconds: float = math.inf) -> dict[str, Iterator[Neighbour]]:
-    """Rank the other meshes and strategies of each call with a model, the fastest first; other calls are unchanged.
+    """Rank the other meshes and strategies of each model call, the fastest first; other calls are unchanged.
 
     Placements that take longer than `most_seconds` are left out. The problem counts the bytes of the fullest device.
     """
@@ -142,10 +142,10 @@ def neighbours(plan: ExecutionPlan, space: PlanSpace, most_seconds: float = math
 def role_moves(
     plan: ExecutionPlan, space: PlanSpace, most_seconds: float, moves_frozen: bool = True
 ) -> Iterator[dict[str, Placement]]:
-    """Yield placements that move all calls on the trained copy of a role together, and those of two roles.
+    """Yield placements that move all calls on a role's trained copy together, or those of two roles.
 
-    The two roles are both trained, or with `moves_frozen` both frozen. The moves are the fastest by the problem, below
-    `most_seconds`: some with room, and some without, which may fit if copies of weights leave.
+    The two roles are both trained or, with `moves_frozen`, both frozen. The moves are the fastest by the problem, below
+    `most_seconds`: some that fit, and some that do not, which may fit if copies of weights leave.
     """
     problem, posed = space.most, space.most.problem
     choices = {call.name: _choice(problem, call.name, plan[call.name]) for call in posed.calls}
@@ -251,9 +251,11 @@ def _fastest_together(
 def changed_plan(
     question: Question, plan: ExecutionPlan, placements_of: Mapping[str, Placement]
 ) -> ExecutionPlan | None:
-    """Return the plan with some calls placed otherwise; None if that is illegal. Evaluation follows its siblings.
+    """Return the plan with these calls placed differently; None if that is illegal. Evaluation calls follow their
+    siblings.
 
-    If the plan streams parts, all calls that then may stream do, in as many parts: the two plans are priced alike.
+    If the plan streams parts, all calls that may stream do so, in the same number of parts, so that both plans are
+    priced alike.
     """
     graph, mesh = question.graph, question.site.mesh
     placements = {name: replace(old, device_order=()) for name, old in plan.placements}

@@ -1,4 +1,4 @@
-"""A planned graph as a value: the plan, its certificate, its bound, and the presets for comparison."""
+"""The planner's answer as a value: the plan, its certificate, its bound, and the presets for comparison."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ ROUNDING = 1e-6  # of an iteration: what summing seconds may lose
 
 @dataclass(frozen=True, slots=True)
 class PresetResult:
-    """The plan of a preset and its estimate, or the reason for their absence.
+    """A preset's plan and its estimate, or the reason why it has no plan.
 
     A preset that `is_impossible` has no legal plan on these devices, however large their memory is.
     """
@@ -33,11 +33,11 @@ class PresetResult:
 class Planned:
     """The best plan found in `space`, and all results about it.
 
-    `lower_bound_seconds`: in a long run no plan of the whole space takes less per iteration, for any order of its
-    nodes. `binding` is the reason, in words. More evaluations raise the bound to `provable_seconds` at most. `search`
-    is the search of the whole space with the best bound. `fastest_seconds` belong to the fastest plan found; the plan
-    may take a little more and be simpler. `finalists` are all different plans that were compared at the end, the
-    fastest first.
+    In a long run no plan of the whole space takes less than `lower_bound_seconds` per iteration, for any order of its
+    nodes; `binding` is the reason, in words. More evaluations raise the bound to `provable_seconds` at most. `search`
+    is the search of the whole space with the highest bound. `fastest_seconds` is the time of the fastest plan found;
+    `plan` may take a little longer and be simpler. `finalists` are all different plans that were compared at the end,
+    the fastest first.
     """
 
     plan: ExecutionPlan
@@ -65,20 +65,20 @@ class Planned:
 
     @property
     def beats_bound(self) -> bool:
-        """Whether the fastest plan is below the bound: then either is wrong."""
+        """Whether the fastest plan is below the bound, which means that either is wrong."""
         return self.fastest_seconds < self.lower_bound_seconds * (1 - ROUNDING)
 
     @property
     def gap(self) -> float:
-        """The excess of the plan over the lower bound, as a share of the bound."""
+        """How much longer the plan takes than the lower bound, as a share of the bound."""
         return self.seconds / self.lower_bound_seconds - 1
 
     @property
     def gap_parts(self) -> dict[str, float]:
-        """The gap by cause, each a share of the bound; together they are the gap.
+        """The gap by cause, each as a share of the bound; together they are the gap.
 
-        What more evaluations may prove; effects that the problem does not count, such as the fullest device's bytes,
-        moves of rows and the order of a run's locks; and the choice of a simpler plan.
+        The causes are bounds that more evaluations may prove; effects that the problem does not count, such as the
+        fullest device's bytes, moves of rows and the order of a run's locks; and the choice of a simpler plan.
         """
         bound = self.lower_bound_seconds
         searched = min(max(bound, self.provable_seconds), self.fastest_seconds)
@@ -89,7 +89,7 @@ class Planned:
         }
 
     def rows(self, *others: PresetResult, work: IterationWork | None = None) -> list[dict[str, str]]:
-        """Return a row for the plan, for each of `others`, and for every preset that is possible, for a table.
+        """Return a table row for the plan, for each of `others`, and for every possible preset.
 
         With the `work` of an iteration the rows have tokens per second, and with its price the dollars per million
         response tokens.
@@ -121,7 +121,7 @@ class Planned:
 
 
 def differently_placed(timed: Iterable[tuple[ExecutionPlan, float]]) -> list[ExecutionPlan]:
-    """Return a single plan, the fastest, for each set of equal placements. The fastest plan is the first."""
+    """Return the fastest plan for each set of equal placements. The fastest of all comes first."""
     different: dict[object, ExecutionPlan] = {}
     for plan, _ in sorted(timed, key=lambda pair: pair[1]):
         different.setdefault(plan.placements, plan)

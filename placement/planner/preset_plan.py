@@ -1,4 +1,4 @@
-"""A preset's plan: completed with the fewest savings, as a run has it, or searched for the best that it admits."""
+"""A preset's plan: completed with the fewest savings, as a run uses it, or the best plan that it allows, by search."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def completed_preset(
     backend: Backend,
     words: Words = NO_WORDS,
 ) -> ExecutionPlan:
-    """Return the plan that a preset gives `graph` on `mesh`; runs, dry runs and questions all get it here.
+    """Return the plan that a preset gives `graph` on `mesh`; runs, dry runs and questions all use this.
 
-    Models are split over as few devices as are legal and fit. With each split, the plan has the fewest savings with
-    which it fits: micro-batches first, slower savings last (`Savings`). `words` stay as a person stated
-    them. The plan depends on its arguments alone, not on the speed of devices. Raises InvalidInput if no legal plan
-    exists, for words that are wrong, and if no plan fits, with what would.
+    Models are split over as few devices as are legal and fit. With each split, the plan has the fewest savings that
+    make it fit: micro-batches first, slower savings last (`Savings`). `words` stay as stated. The plan depends only on
+    the arguments, not on the speed of devices. Raises InvalidInput if no legal plan exists, for wrong words, and if no
+    plan fits, with a remedy.
     """
     cluster.check_mesh(mesh)
     check_calls(words, graph)
@@ -282,7 +282,7 @@ def _with_stated_parts(plan: ExecutionPlan, words: Words) -> ExecutionPlan:
 
 
 def preset_result(question: Question, name: str, words: Words = NO_WORDS) -> PresetResult:
-    """Return the plan that a run with this preset would have, and its estimate."""
+    """Return the plan that a run with this preset would use, and its estimate."""
     site, rule = question.site, preset_named(name)
     asked = _Completion(rule, name, question.graph, site.cluster, site.mesh, question.workload, site.backend)
     try:
@@ -308,7 +308,7 @@ def some_preset_fits(question: Question) -> bool:
 def best_admitted(
     question: Question, space: PlanSpace, name: str, rule: Preset, budget: Budget
 ) -> ExecutionPlan | None:
-    """Return the best plan that a preset admits, in its parts if they fit; None: no plan fits.
+    """Return the best plan that a preset allows, in its parts if they fit; None if no plan fits.
 
     Raises InvalidInput if the mesh has no such parts, or a call cannot run on its part.
     """
@@ -321,7 +321,7 @@ def best_admitted(
 
 
 def preset_problems(rule: Preset, mesh: DeviceMesh, space: PlanSpace) -> Iterator[PlanProblem]:
-    """Yield a preset's problems in order of preference; the first with a plan defines the preset's plan.
+    """Yield a preset's search problems in order of preference; the first with a solution gives the preset's plan.
 
     A symmetric preset has a problem for each strategy. If it cuts all calls alike, each strategy comes with the fewest
     micro-batches first, then with more. Raises InvalidInput if the mesh has no such parts, or a call cannot run on its

@@ -1,6 +1,6 @@
-"""A question about a plan: the graph to plan, the site where it would run, and the lengths of its rows.
+"""A planning question: the graph, the site where it would run, and the lengths of its rows.
 
-For every question, a plan is completed, aligned, certified and timed in the same way: on its augmented graph.
+For every question, a plan is completed, aligned, certified and timed in the same way, on its augmented graph.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from prefect_rlhf.placement.schedule.estimate import Estimate, estimate
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The part `mesh` of a cluster where a plan would run, and the sources of its costs."""
+    """Where a plan would run: the part `mesh` of a cluster, and the sources of its costs."""
 
     cluster: ClusterShape
     mesh: DeviceMesh
@@ -38,7 +38,7 @@ class Site:
 
     @classmethod
     def of_lease(cls, lease: Lease, sources: CostSources) -> Site:
-        """Return the site of a run that has this lease."""
+        """Return the site of a run with this lease."""
         return cls(lease.cluster, lease.mesh, sources, lease.kind)
 
     def with_profiles(self, profiles: Iterable[Profile]) -> Site:
@@ -57,7 +57,7 @@ class Question:
     _certificates: dict[object, Certificate] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def plan(self, name: str, chosen: Mapping[str, Placement]) -> ExecutionPlan:
-        """Return the plan that places calls with models as `chosen`: completed, checked and aligned.
+        """Return the plan that places model calls as `chosen`: completed, checked and aligned.
 
         Computations run on the first device of the first train_step, which reads their results. On a generate's device
         they would wait for the rows of the next step. Raises InvalidInput for an illegal plan.
@@ -73,29 +73,29 @@ class Question:
         return estimate(self.graph, plan, self.workload, self.site.sources)
 
     def seconds(self, plan: ExecutionPlan) -> float:
-        """Return the iteration time in seconds; a repeated request returns the stored value."""
+        """Return the iteration time in seconds, which is computed once per plan."""
         key = plan.cluster, plan.placements
         if key not in self._seconds:
             self._seconds[key] = self.estimate(plan).seconds
         return self._seconds[key]
 
     def certificate(self, plan: ExecutionPlan) -> Certificate:
-        """Count a plan's bytes, evaluation included; once for plans that differ in their name alone."""
+        """Count a plan's bytes, including evaluation; once for plans that differ only in name."""
         key = plan.cluster, plan.cluster.kept_share, plan.placements
         if key not in self._certificates:
             self._certificates[key] = certify_plan(plan, self.graph, self.workload, self.site.backend)
         return replace(self._certificates[key], plan=plan.name)
 
     def fits(self, plan: ExecutionPlan) -> bool:
-        """Return whether the certificate of a plan says so."""
+        """Whether the plan's certificate says that it fits."""
         return self.certificate(plan).fits
 
 
 def with_copies_agreed(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
-    """Return the plan that offloads each copy of weights as much as any of its calls requests.
+    """Return the plan in which each copy of weights is offloaded as much as any of its calls requests.
 
-    If only a single copy may leave a device, the first does. Copies that hold a base once stay, unless all of them
-    leave. A copy has the largest cache that any of its calls requests.
+    If only one copy may leave a device, the first does. Copies that share a base stay, unless all of them leave. A copy
+    has the largest cache that any of its calls requests.
     """
     strength: dict[Offload, int] = {"none": 0, "optimizer": 1, "all": 2}
     for calls in instances(graph, plan).values():

@@ -1,4 +1,4 @@
-"""Price the plan of a run again, after measured steps have corrected the constants, and search for a better plan.
+"""Prices a run's plan again, after measured steps have corrected the constants, and searches for a better plan.
 
 A plan counts as better only if it stays faster under every correction that the measured seconds leave likely. It gets
 the largest caches that fit, since responses may grow after these steps.
@@ -27,8 +27,8 @@ LARGER_CACHES = (CACHE_STEP**4, CACHE_STEP**3, CACHE_STEP**2, CACHE_STEP)  # tri
 class Recheck:
     """The corrected constants, and the step time that they predict for a run's plan.
 
-    `better` is a plan that is faster by the least gain or more, or None. `best_seconds` are of the best plan found, or
-    of the run's plan if no search was made.
+    `better` is a plan that is faster by at least the least gain, or None. `best_seconds` is the time of the best plan
+    found, or of the run's plan if no search was made.
     """
 
     fitted: FittedConstants
@@ -51,11 +51,10 @@ def recheck(
     was_searched: bool,
     least_gain: float = LEAST_GAIN,
 ) -> Recheck | None:
-    """Fit the question's constants to nodes measured under `plan`, and search again with a number of evaluations.
+    """Fit the question's constants to nodes measured under `plan`, and search again with this many evaluations.
 
-    No search follows if the constants do not explain the measured seconds, or if the plan is the answer of a search
-    with constants that the measured seconds confirm. Returns None if the seconds of no measured node depend on the
-    constants.
+    No search follows if the constants do not explain the measured seconds, or if the plan came from a search with
+    constants that the measured seconds confirm. Returns None if no measured node's seconds depend on the constants.
     """
     fitted = fit_constants(question, plan, measured)
     if fitted is None:
@@ -72,9 +71,10 @@ def recheck(
 
 
 def with_largest_caches(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
-    """Return the plan with each key-value cache for all rows at their longest, or else up to four times as large.
+    """Return the plan with room in each key-value cache for all rows at maximum length, or else up to four times its
+    size.
 
-    A search gives a cache the size for the expected lengths of rows. A larger cache that fits costs no time.
+    A search sizes a cache for the expected row lengths. A larger cache that fits costs no time.
     """
     for calls in instances(question.graph, plan).values():
         size = plan[calls[0].name].cache_gib
@@ -85,5 +85,5 @@ def with_largest_caches(question: Question, plan: ExecutionPlan) -> ExecutionPla
 
 
 def pays(found: Recheck, steps_left: int, switch_seconds: float) -> bool:
-    """Return whether the better plan saves at least twice the switch's seconds in the steps that are left."""
+    """Whether the better plan saves at least twice the switch's seconds in the remaining steps."""
     return (found.seconds - found.best_seconds) * steps_left > 2 * switch_seconds

@@ -1,4 +1,4 @@
-"""The error of a question without a plan: the memory use, and the remedies."""
+"""The error for a question that no plan fits: the memory use, and the remedies."""
 
 from dataclasses import replace
 from math import ceil
@@ -26,7 +26,7 @@ LARGER = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0)  # shares of memory beyond what th
 
 
 def no_plan_fits(question: Question, space: PlanSpace, budget: Budget) -> TooLittleMemory:
-    """State the missing memory: the need of the first plan that a search with time sharing finds in more memory."""
+    """Report the missing memory: the need of the first plan that a search with time sharing finds in more memory."""
     problem, part = time_sharing_problem(space), budget.times(1 / len(LARGER))
     by_hosts = _hosts_too_small(question, problem, part)
     if by_hosts is not None:
@@ -43,7 +43,7 @@ def no_plan_fits(question: Question, space: PlanSpace, budget: Budget) -> TooLit
 def has_fitting_plan(question: Question, budget: Budget) -> bool:
     """Whether a preset has a plan that fits, or a short search with time sharing finds such a plan.
 
-    In that search all layers may be recomputed. `False` proves no absence.
+    In that search all layers may be recomputed. `False` does not prove that no plan fits.
     """
     if some_preset_fits(question):
         return True

@@ -1,4 +1,4 @@
-"""The plan of a question, from a solution of a single problem of the search.
+"""A question's plan, from a solution of a single search problem.
 
 A plan that does not fit is repaired: as few of its weights as possible leave their devices between uses.
 """
@@ -28,9 +28,9 @@ STEPS = 10
 
 
 def repaired(question: Question, plan: ExecutionPlan) -> ExecutionPlan | None:
-    """Return the plan with copies offloaded, or reloaded later, until it fits; None if that does not suffice.
+    """Offload copies, or reload them later, until the plan fits; return None if that does not suffice.
 
-    Single copies, the largest at the fullest moment first, as long as each reduces the missing bytes.
+    Single copies are offloaded, the largest at the fullest moment first, as long as each reduces the missing bytes.
     """
     for _ in range(STEPS):
         certificate = question.certificate(plan)
@@ -66,7 +66,7 @@ def _changes(question: Question, plan: ExecutionPlan, certificate: Certificate) 
 
 
 def is_legal(question: Question, plan: ExecutionPlan) -> bool:
-    """Return whether a plan may run, whatever its memory use."""
+    """Whether a plan may run, regardless of memory."""
     try:
         check_plan(plan, question.graph, question.site.mesh)
     except RlhfError:
@@ -75,13 +75,15 @@ def is_legal(question: Question, plan: ExecutionPlan) -> bool:
 
 
 def fitting(question: Question, plan: ExecutionPlan) -> ExecutionPlan | None:
-    """Return the plan if it fits, else without prefetch if that does, else None."""
+    """Return the plan if it fits, or without prefetch if that fits, or else None."""
     late = with_prefetch(question, plan, prefetch=False)
     return next((changed for changed in (plan, late) if question.fits(changed)), None)
 
 
 def made_to_fit(question: Question, plan: ExecutionPlan) -> ExecutionPlan | None:
-    """Return the plan if it fits, else the faster of its variants without prefetch and repaired; None if none fits."""
+    """Return the plan if it fits, else the faster of its variants without prefetch and repaired; None if neither
+    fits.
+    """
     fitted = fitting(question, plan)
     if fitted == plan:
         return plan
@@ -92,7 +94,7 @@ def made_to_fit(question: Question, plan: ExecutionPlan) -> ExecutionPlan | None
 def keeping_words(
     question: Question, plan: ExecutionPlan, others: Iterable[ExecutionPlan], words: Words
 ) -> ExecutionPlan:
-    """Return the fastest of `others`, which have the stated words, and of the plan changed to have them, if it fits.
+    """Return the fastest of `others`, which have the stated words, and of `plan` changed to have them, if it fits.
 
     Raises InvalidInput if no plan with these words fits.
     """
@@ -139,7 +141,7 @@ def solutions(
     method: Method = "exact",
     name: str = "auto",
 ) -> Iterator[ExecutionPlan]:
-    """Search a problem in ever smaller shares of the memory, each with its part of the budget; yield plans found."""
+    """Search a problem with ever smaller shares of the memory, each with part of the budget; yield the plans found."""
     for share in shares:
         part = budget.times(1 / len(shares))
         result = search(problem.with_memory(share).problem, part.seconds, method, max_evaluations=part.evaluations)
@@ -159,9 +161,10 @@ def solve_fitting(
     shares: Sequence[float] = (1.0,),
     repair: bool = True,
 ) -> ExecutionPlan | None:
-    """Search a problem in ever smaller shares of the memory until its plan fits, with prefetch or without; None: never.
+    """Search a problem with ever smaller shares of the memory until its plan fits, with or without prefetch; None if
+    never.
 
-    With `repair` the fastest of that plan and those before it, made to fit.
+    With `repair`, return the fastest of that plan and those before it, made to fit.
     """
     found: list[ExecutionPlan] = []
     shares = shares[:1] if problem.num_plans == 1 else shares  # in less memory it is the same plan

@@ -1,4 +1,4 @@
-"""The best plan of a question on several clusters, in a table: which devices to rent, and how many."""
+"""A question's best plan on several clusters, as a table: which devices to rent, and how many."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,13 +11,15 @@ from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.schedule.throughput import IterationWork
 
 ENOUGH = 0.6
-"""Static memory use below which more devices bring less and less (ReaL, section 8.4 and figure 17)."""
+"""Static memory use below which more devices bring diminishing returns (ReaL, section 8.4 and figure 17)."""
 STATIC_SHARES = ("gradients", "optimizer")  # states that are neither freed nor moved (ReaL, section 4)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSize:
-    """A row of the table: a cluster's name such as `2x8:h100`, its kind of node, or kinds as in `a100-40+v100-32`."""
+    """A row of the table: the name of a cluster such as `2x8:h100`, and its kind of nodes, such as
+    `a100-40+v100-32`.
+    """
 
     name: str
     kind: str
@@ -26,13 +28,13 @@ class ClusterSize:
 
     @property
     def num_devices(self) -> int:
-        """Devices of all nodes."""
+        """The number of devices on all nodes."""
         return self.num_nodes * self.devices_per_node
 
 
 @dataclass(frozen=True, slots=True)
 class SizedPlan:
-    """The plan for a cluster: the work and the price of an iteration, the used share of the fullest device, the MFU.
+    """A plan for a cluster: an iteration's work and price, the used share of the fullest device, and the MFU.
 
     The MFU is that of all devices, and None on CPU.
     """
@@ -45,10 +47,10 @@ class SizedPlan:
 
 @dataclass(frozen=True, slots=True)
 class SizeResult:
-    """The times of a plan on a cluster. If `refused` gives a reason, there is no plan: the figures are None.
+    """A plan's figures on a cluster. If there is no plan, `refused` gives the reason and the figures are None.
 
-    `lacks_memory`: the reason is too little memory. `static_share` is the share of gradients and optimizer states in
-    the memory of the device that has most of them; `fullest_share` is the share of all bytes on the fullest device.
+    `lacks_memory` says that the reason is too little memory. `static_share` is the share of memory for gradients and
+    optimizer states, on the device with most of them; `fullest_share` is the used share of the fullest device.
     `tokens_per_second` counts prompts and responses.
     """
 
@@ -69,7 +71,7 @@ class SizeResult:
 
     @classmethod
     def of(cls, size: ClusterSize, sized: SizedPlan) -> "SizeResult":
-        """Return the figures of a plan on a cluster."""
+        """Return a plan's figures on a cluster."""
         planned, work = sized.planned, sized.work
         return cls(
             size.name,
@@ -88,12 +90,12 @@ class SizeResult:
 
     @property
     def device_hours(self) -> float | None:
-        """Device hours of an iteration."""
+        """An iteration's device-hours."""
         return None if self.seconds is None else self.seconds * self.num_devices / 3600
 
     @property
     def dollars_a_step(self) -> float | None:
-        """Dollars of an iteration; None without a plan or a price."""
+        """An iteration's price in dollars; None without a plan or a price."""
         if self.seconds is None or self.dollars_per_hour is None:
             return None
         return self.seconds * self.dollars_per_hour / 3600
@@ -101,10 +103,10 @@ class SizeResult:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The results of clusters: the kinds in the order of the question, the sizes of a kind in ascending order.
+    """The results for several clusters: kinds in the question's order, and sizes of a kind in ascending order.
 
-    `at_least` are the tokens per second that the question requires, or None. `enough` says in words how many devices
-    are enough, if that is no size of the table.
+    `at_least` is the number of tokens per second that the question requires, or None. `enough` says in words how many
+    devices are enough, if that size is not in the table.
     """
 
     sizes: tuple[SizeResult, ...]
@@ -113,7 +115,7 @@ class Sweep:
 
     @property
     def first_below(self) -> dict[str, SizeResult | None]:
-        """For each kind, the smallest size with a plan whose static memory use is below `ENOUGH`."""
+        """For each kind, the smallest size that has a plan with a static memory use below `ENOUGH`."""
         kinds = dict.fromkeys(size.kind for size in self.sizes)
         return {kind: next((size for size in self.sizes if _is_below(size, kind)), None) for kind in kinds}
 
@@ -121,15 +123,17 @@ class Sweep:
     def smallest(self) -> SizeResult | None:
         """The smallest cluster that has a plan and reaches `at_least`; None if no cluster does.
 
-        With prices this is the cluster with the least dollars an hour, else with the fewest devices; of equal clusters
-        the fastest.
+        With prices this is the cheapest cluster per hour, otherwise the cluster with the fewest devices; of equal
+        clusters the fastest.
         """
         enough = (size for size in self._planned if (size.tokens_per_second or 0.0) >= (self.at_least or 0.0))
         return min(enough, key=_price, default=None)
 
     @property
     def cheapest(self) -> SizeResult | None:
-        """The cluster whose step costs least, in dollars if there are prices, else in device-hours; None: no plan."""
+        """The cluster with the cheapest step, in dollars if prices are known, else in device-hours; None without a
+        plan.
+        """
         has_prices = all(size.dollars_per_hour is not None for size in self._planned)
         return min(self._planned, key=lambda size: _of_a_step(size, has_prices), default=None)
 
@@ -143,7 +147,7 @@ class Sweep:
         return (size for size in self.sizes if size.seconds)
 
     def text(self) -> str:
-        """Return a table, and its conclusions."""
+        """Return the table with its conclusions."""
         has_prices = any(size.dollars_per_hour is not None for size in self.sizes)
         below, lines = self.first_below, []
         for kind, first in below.items():
@@ -172,7 +176,7 @@ class Sweep:
         return lines
 
     def to_json(self) -> str:
-        """Return the sweep for a machine."""
+        """Return the sweep as JSON."""
         own = ("device_hours", "dollars_a_step")
         sizes = [{**asdict(size), **{name: getattr(size, name) for name in own}} for size in self.sizes]
         first = {kind: size and size.num_nodes for kind, size in self.first_below.items()}
@@ -184,9 +188,9 @@ class Sweep:
 def sweep(
     sizes: Iterable[ClusterSize], planned: Callable[[ClusterSize], SizedPlan], at_least: float | None = None
 ) -> Sweep:
-    """Ask `planned` for each cluster once; a cluster for which it raises InvalidInput is refused.
+    """Call `planned` once for each cluster; a cluster is refused if it raises InvalidInput.
 
-    If all clusters are refused with the same words, the question itself is wrong: raises that error.
+    If all clusters are refused with the same words, the question itself is wrong, and that error is raised.
     """
     results, errors = [], []
     for size in dict.fromkeys(sizes):
@@ -207,8 +211,7 @@ def sweep(
 def smallest_cluster(table: Sweep) -> SizeResult:
     """Return the smallest cluster that suffices.
 
-    Raises NoClusterFits if every cluster has too little memory, and NoClusterSuffices if the clusters have other
-    reasons.
+    Raises NoClusterFits if every cluster has too little memory, and NoClusterSuffices for other reasons.
     """
     if table.smallest is not None:
         return table.smallest
@@ -224,7 +227,7 @@ def smallest_cluster(table: Sweep) -> SizeResult:
 
 
 def static_share(certificate: Certificate) -> float:
-    """Return the largest share of a device that gradients and optimizer states fill for good."""
+    """Return the largest share of a device's memory that gradients and optimizer states occupy permanently."""
     used = []
     for peak in certificate.peaks:
         static = (share.num_bytes for share in peak.shares if share.what in STATIC_SHARES and not share.passing)
@@ -233,7 +236,7 @@ def static_share(certificate: Certificate) -> float:
 
 
 def check_sizes(num_nodes: Sequence[int], field: str = "sweep") -> None:
-    """Raise InvalidInput for a number of nodes that no cluster has."""
+    """Raise InvalidInput for an invalid number of nodes."""
     if num_nodes and min(num_nodes) < 1:
         raise InvalidInput(field, list(num_nodes), "numbers of nodes, each 1 or more")
 

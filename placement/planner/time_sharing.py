@@ -1,4 +1,4 @@
-"""Plans that offload every model while others use its devices: for models that fit only one at a time.
+"""Plans that offload every model while others use its devices, for models that fit only one at a time.
 
 A copy of trained weights needs room for both at once while it is made. So such a plan either generates with the trained
 weights, in their layout, or keeps the copy on other devices.
@@ -18,7 +18,7 @@ from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanS
 
 
 def time_sharing_problem(space: PlanSpace) -> PlanProblem:
-    """Pose the problem whose plans are run: a model stays, or comes for a call and goes after it while devices wait."""
+    """Return the problem in which a model stays, or comes for a call and leaves after it, while its devices wait."""
     context = space.context
     choices: dict[str, tuple[Candidate, ...]] = {}
     for name, options in space.candidates.items():
@@ -31,9 +31,9 @@ def time_sharing_problem(space: PlanSpace) -> PlanProblem:
 
 
 def keep_resident_where_free(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
-    """Keep each copy of weights resident, or all but its optimizer, if that costs no time.
+    """Keep each copy of weights resident, or all of it but the optimizer, if that costs no time.
 
-    If it must leave, reload it during the preceding call, if there is room. Copies that hold a base once stay together.
+    If it must leave, reload it during the preceding call, if there is room. Copies that share a base stay together.
     """
     most_seconds = question.seconds(plan) * (1 + ROUNDING)
     users = instances(question.graph, plan)

@@ -1,1 +1,1 @@
-"""Plans before they are estimated: files, presets, completion, and the check that a plan may run."""
+"""Plans before they are estimated: files, presets, completion, and checks that a plan may run."""

@@ -1,4 +1,4 @@
-"""Refuse a plan that cannot run, before any device is taken: a line with field, value and what would be right."""
+"""Refuses a plan that cannot run, before any device is taken: a line with field, value and a valid value."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from prefect_rlhf.placement.words.word import shown
 
 
 def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> ExecutionPlan:
-    """Return `plan`, or raise InvalidInput, which names the mistakes of all calls.
+    """Return `plan`, or raise InvalidInput, which lists the mistakes of all calls.
 
     `mesh` is the leased mesh; every call must lie inside.
     """
@@ -39,7 +39,9 @@ def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> E
 
 
 def violations(call: Call, placement: Placement, graph: DataflowGraph, backend: Backend) -> Iterator[InvalidInput]:
-    """Yield everything wrong with running `call` so, wherever its mesh of `backend` lies. Empty: legal."""
+    """Yield everything wrong with this placement of `call`, wherever its mesh of `backend` lies; empty if it is
+    legal.
+    """
     yield from _degrees(call, placement)
     if min(placement.strategy.degrees.values()) < 1:
         return  # what follows divides by them
@@ -60,7 +62,7 @@ def able_engines(
 ) -> Sequence[EngineKind]:
     """Return the engines (of `among`, if given) that can run the call's model, the usual engine first.
 
-    If no engine can, returns all of them: `violations` then says why.
+    If no engine can, returns all of them, and `violations` says why.
     """
     among = among or engines_of(call.kind)
     if call.role is None:
@@ -70,9 +72,9 @@ def able_engines(
 
 
 def sleepless(plan: ExecutionPlan, graph: DataflowGraph) -> Iterator[tuple[Call, ...]]:
-    """Yield the calls of each vLLM instance that may not be offloaded on cuda, but is.
+    """Yield the calls of each vLLM instance that is offloaded on cuda although it must not be.
 
-    vLLM's allocator, which maps and unmaps an instance's memory there, serves a single instance per process; and see
+    vLLM's allocator, which maps and unmaps an instance's memory there, serves only one instance per process. See also
     `has_not_slept`.
     """
     asleep: list[ModelInstance] = []

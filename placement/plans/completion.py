@@ -1,4 +1,4 @@
-"""Place computations and evaluation calls once the model calls are placed."""
+"""Places computations and evaluation calls once the model calls are placed."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -16,9 +16,10 @@ from prefect_rlhf.placement.words.table import WORDS, without
 def completed(
     graph: DataflowGraph, chosen: Mapping[str, Placement], lease: DeviceMesh, device: Device, backend: Backend
 ) -> tuple[tuple[str, Placement], ...]:
-    """Return a placement for every call: those `chosen`, computations on `device`, evaluation like its siblings.
+    """Return a placement for every call: those `chosen`, computations on `device`, evaluation calls like their
+    siblings.
 
-    Raises InvalidInput for an evaluation call that can run nowhere.
+    Raises InvalidInput for an evaluation call that cannot run on any mesh.
     """
     placements = dict(chosen)
     for call in graph:

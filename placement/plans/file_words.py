@@ -1,4 +1,4 @@
-"""The mistakes of a plan file in our own words."""
+"""Reports mistakes in a plan file in our own words."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -26,7 +26,8 @@ _RIGHT: Mapping[str, str] = MappingProxyType(
 def mistakes_of(error: ValidationError, file_keys: Sequence[str], call_keys: Sequence[str]) -> list[InvalidInput]:
     """Return the mistakes of a plan file.
 
-    If a group has an unknown key, its missing keys are left out: the unknown key may stand for them.
+    If a group has an unknown key, its missing keys are not reported, because the unknown key may be meant as one of
+    them.
     """
     misspelt = {mistake["loc"][:-1] for mistake in error.errors() if mistake["type"] == "extra_forbidden"}
     return [

@@ -38,7 +38,7 @@ def _or_registered(engine: object, validate: ValidatorFunctionWrapHandler) -> ob
 
 @with_words
 class CallEntry(Entries):
-    """One call of a plan file. Its words have a field each, which the table of words adds."""
+    """A call in a plan file. Each word has a field, which the table of words adds."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -65,7 +65,7 @@ class CallEntry(Entries):
         return cls.model_validate(values)
 
     def line(self) -> str:
-        """Return the entry on a single line, without default or inapplicable fields."""
+        """Return the entry on one line, without default or inapplicable fields."""
         plain = {axis for axis in OFFERED if axis not in ORDER and getattr(self, axis) == 1}
         plain |= set() if self.order else {"order"}
         for name, word in WORDS.items():
@@ -78,14 +78,15 @@ class CallEntry(Entries):
 class PlanFile(BaseModel):
     """A plan file: its name and a placement for each call.
 
-    `mesh` counts devices from the first device of the lease: `n0:0` is `n0:1` if that device was leased.
-    `order` lists the mesh's devices, by position, in the order of coordinates: tp varies fastest, then dp, then pp.
-    Without it a run chooses the order that moves the fewest weights. `ep` divides dp: `ep` neighbouring replicas divide
-    the experts of a mixture. The other keys of a call are words, each with its default (`placement/words/`;
-    docs/plans.md explains them). `node_speeds` are the relative speeds of each node's leased devices: replicas get rows
-    in proportion. Without them all devices are equally fast.
+    `mesh` counts devices from the first device of the lease: `n0:0` is `n0:1` if that device was leased. `order` lists
+    the mesh's devices, by position, in the order of coordinates: tp varies fastest, then dp, then pp. Without it a run
+    chooses the order that moves the fewest weights. `ep` divides dp: `ep` neighbouring replicas divide the experts of a
+    mixture. The other keys of a call are words, each with its default (`placement/words/`; docs/plans.md explains
+    them). `node_speeds` are the relative speeds of each node's leased devices: replicas get rows in proportion. Without
+    them all devices are equally fast.
 
-    `figures` are what `prefect-rlhf plan` estimated for the plan (`plan.json`); a reader of the plan skips them.
+    `figures` are the estimates of `prefect-rlhf plan` for the plan (`plan.json`); they are ignored when the plan is
+    read.
 
     ```yaml
     name: mine
@@ -104,7 +105,8 @@ class PlanFile(BaseModel):
 
 
 def leased_mesh(name: str, cluster: ClusterShape, field: str = "mesh") -> DeviceMesh:
-    """Return the devices that a plan file names so. Raises InvalidInput unless they are an aligned part of the lease.
+    """Return the devices that a plan file calls `name`. Raises InvalidInput unless they are an aligned part of the
+    lease.
 
     >>> cluster = ClusterShape("desk", 1, 4, 8 << 30, leased=DeviceMesh(0, 1, 2, 2))
     >>> leased_mesh("n0:0", cluster).name, name_in_lease(DeviceMesh(0, 1, 2, 1), cluster)
@@ -125,7 +127,7 @@ its first: n0:0-1
 
 
 def name_in_lease(mesh: DeviceMesh, cluster: ClusterShape) -> str:
-    """Return the name of a mesh in a plan file of the usable part of `cluster`."""
+    """Return a mesh's name in a plan file for the usable part of `cluster`."""
     return _moved(mesh, -cluster.usable.first_node, -cluster.usable.first_device).name
 
 
@@ -150,13 +152,13 @@ def _speeds(cluster: ClusterShape) -> tuple[float, ...]:
 def read_plan(path: Path | str, cluster: ClusterShape) -> ExecutionPlan:
     """Read a plan for the usable part of `cluster` from a YAML or JSON file.
 
-    Raises InvalidInput, which names every wrong key.
+    Raises InvalidInput, which lists every wrong key.
     """
     return parse_plan(read_yaml("plan", Path(path)), cluster)
 
 
 def parse_plan(content: Any, cluster: ClusterShape) -> ExecutionPlan:
-    """Return the plan that a file's content describes. Raises InvalidInput, which names every wrong key."""
+    """Return the plan in a file's content. Raises InvalidInput, which lists every wrong key."""
     if not isinstance(content, dict):
         raise InvalidInput("plan", content, "a mapping with the keys name and calls")
     try:
@@ -179,7 +181,7 @@ def parse_plan(content: Any, cluster: ClusterShape) -> ExecutionPlan:
 
 
 def plan_json(plan: ExecutionPlan, figures: Mapping[str, Any]) -> str:
-    """Return the plan as JSON with `figures`; `read_plan` gives an equal plan for the same cluster."""
+    """Return the plan as JSON with `figures`; `read_plan` returns an equal plan for the same cluster."""
     cluster, speeds = plan.cluster, list(_speeds(plan.cluster))
     calls = {name: CallEntry.of(placement, cluster).model_dump(mode="json") for name, placement in plan.placements}
     content = {"name": plan.name} | ({"node_speeds": speeds} if speeds else {}) | {"calls": calls, "figures": figures}
@@ -187,7 +189,7 @@ def plan_json(plan: ExecutionPlan, figures: Mapping[str, Any]) -> str:
 
 
 def plan_yaml(plan: ExecutionPlan) -> str:
-    """Return the plan as YAML, a line per call; `read_plan` gives an equal plan for the same cluster."""
+    """Return the plan as YAML, a line per call; `read_plan` returns an equal plan for the same cluster."""
     speeds = _speeds(plan.cluster)
     lines = [f"name: {yaml.safe_dump(plan.name, default_flow_style=True).splitlines()[0]}"]
     lines += [f"node_speeds: {list(speeds)}"] if speeds else []

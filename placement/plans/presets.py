@@ -1,7 +1,7 @@
 """Plans by name: each preset is a rule for a call's part of the leased mesh and its strategies.
 
-Every preset is a restriction of the space that the planner searches. `preset` takes its first strategies that are legal
-and fit; the planner takes its best strategies.
+Every preset is a restriction of the space that the planner searches. `preset` uses its first strategies that are legal
+and fit, and the planner its best strategies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def any_strategy(mesh: DeviceMesh) -> Iterator[Strategy]:
 
 
 def as_in_pre_training(mesh: DeviceMesh) -> Iterator[Strategy]:
-    """Yield tensor parallelism within a node, pipelines across nodes, and as much data parallelism as that leaves."""
+    """Yield tensor parallelism within a node, pipelines across nodes, and data parallelism over the rest."""
     for pp in range(1, mesh.num_nodes + 1):
         if mesh.num_nodes % pp == 0:
             yield Strategy(mesh.num_nodes // pp, mesh.devices_per_node, pp)
@@ -39,15 +39,15 @@ def as_in_pre_training(mesh: DeviceMesh) -> Iterator[Strategy]:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A rule that gives every call of any graph its devices.
+    """A rule that assigns devices to every call of any graph.
 
     `strategies` are the strategies that a call may have on its mesh, the most data parallelism first. If `symmetric`,
-    all calls have the same strategy, the first that fits. `ratio` is the share of the devices that `first` names: the
-    placement ratio of Adaptive Placement and Parallelism. `engine` generates; None: any possible engine.
-    `micro_batch_tokens` is the most tokens per device in a micro-batch of a symmetric preset, whose calls all have
-    equally many micro-batches; None: each call has a suitable number. `parts` is the number of streamed parts of
-    generation and inference on disjoint devices; half as many, and so on, if a step's rows have no such parts.
-    `what` describes it in a few words.
+    all calls have the same strategy, the first that fits. `ratio` is the share of devices for the calls that `first`
+    describes: the placement ratio of Adaptive Placement and Parallelism. `engine` is the engine that generates; None
+    allows any. `micro_batch_tokens` is the maximum of tokens per device in a micro-batch of a symmetric preset, in
+    which all calls have the same number of micro-batches; with None each call has a suitable number. `parts` is the
+    number of streamed parts of generation and inference on disjoint devices, halved until a step's rows can be divided.
+    `what` describes the preset in a few words.
     """
 
     mesh_rule: MeshRule
@@ -61,7 +61,7 @@ class Preset:
     what: str = ""
 
     def mesh(self, call: Call, lease: DeviceMesh, graph: DataflowGraph) -> DeviceMesh:
-        """Return the mesh of a call. Raises InvalidInput if the lease has no such part."""
+        """Return a call's mesh. Raises InvalidInput if the lease has no such part."""
         try:
             return self.mesh_rule(call, lease, graph, 0.5 if self.ratio is None else self.ratio)
         except InvalidInput as error:
@@ -74,7 +74,9 @@ class Preset:
         return (self.engine,) if self.engine in able else able
 
     def with_ratio(self, ratio: float, name: str) -> Preset:
-        """Return the preset with another share. Raises InvalidInput if it has none, or for a share outside 0 to 1."""
+        """Return the preset with another ratio. Raises InvalidInput if it has no ratio, or for a ratio outside 0 to
+        1.
+        """
         if self.ratio is None:
             raise InvalidInput("plan", f"{name}:{ratio}", f"{name}: it has no ratio")
         if not 0 < ratio < 1:
@@ -83,7 +85,7 @@ class Preset:
 
 
 def preset_named(name: str) -> Preset:
-    """Return the preset of a name, or of `name:ratio`. Raises InvalidInput for any other.
+    """Return the preset named `name` or `name:ratio`. Raises InvalidInput for any other text.
 
     >>> preset_named("separation:0.25").ratio
     0.25
@@ -102,7 +104,7 @@ def preset_named(name: str) -> Preset:
 
 
 def is_preset(name: str) -> bool:
-    """Whether it names a preset, with a ratio or without."""
+    """Whether the text names a preset, with or without a ratio."""
     plain = name.partition(":")[0]
     return ALIASES.get(plain, plain) in PRESETS
 
@@ -113,7 +115,7 @@ def everywhere(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float)
 
 
 def interleaved(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float, critic_apart: bool) -> DeviceMesh:
-    """Place inference of frozen models on two parts: what an lm head makes on the first, scores on the second.
+    """Place inference of frozen models on two parts: outputs of an lm head on the first, scores on the second.
 
     With `critic_apart` the critic's inference is on the second too, so that it does not wait for the reference model.
     """
@@ -127,7 +129,9 @@ def interleaved(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float
 def halved_by_head(
     call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float, generate_everywhere: bool
 ) -> DeviceMesh:
-    """Place models that give tokens (actor, reference) on the first part, the others (critic, reward) on the second."""
+    """Place models that output tokens (actor, reference) on the first part, the others (critic, reward) on the
+    second.
+    """
     if call.role is None or (generate_everywhere and call.kind == "generate"):
         return mesh
     first, second = cut(mesh, ratio)
@@ -141,7 +145,7 @@ def separated(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float) 
 
 
 def separated_in_three(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float) -> DeviceMesh:
-    """Place training on the second part, and generation and inference each on a half of the first."""
+    """Place training on the second part, and generation and inference each on half of the first."""
     first, second = cut(mesh, ratio)
     if call.kind in ("train_step", "compute"):
         return second
@@ -150,7 +154,7 @@ def separated_in_three(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio
 
 
 def alone(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float) -> DeviceMesh:
-    """Place each model on its own devices: the first trained model has its share, each next model half of the rest."""
+    """Place each model on its own devices: the first trained model gets its share, each next model half of the rest."""
     if call.role is None:
         return mesh
     roles = [model.role for model in graph.models]
@@ -165,9 +169,10 @@ def alone(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float) -> D
 
 
 def cut(mesh: DeviceMesh, ratio: float) -> tuple[DeviceMesh, DeviceMesh]:
-    """Cut a mesh in two, the first part with about `ratio` of it: whole nodes, or half of a node.
+    """Cut a mesh in two, with about `ratio` of it in the first part: whole nodes, or half of a node.
 
-    Raises InvalidInput if a half is no mesh: of a single device, or of a number of devices that is no power of two.
+    Raises InvalidInput if a half is not a mesh: a single device cannot be cut, nor a number of devices that is not a
+    power of two.
 
     >>> [part.name for part in cut(DeviceMesh(0, 4, 0, 8), 0.25)]
     ['n0:0-7', 'n1-3:0-7']
@@ -239,4 +244,4 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 """Every preset by its name."""
 
 ALIASES: Mapping[str, str] = MappingProxyType({"colocate": "flattening", "hybridflow-colocate": "flattening"})
-"""Other names of the same: HybridFlow's (section 8.3)."""
+"""Other names for the same presets: HybridFlow's (section 8.3)."""

@@ -1,4 +1,4 @@
-"""Words of placements that a person states with a plan's name, as in `placement.actor_train.micro_batches=16`."""
+"""Placement words that you state together with a plan's name, as in `placement.actor_train.micro_batches=16`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from prefect_rlhf.placement.words.table import WORDS, having
 from prefect_rlhf.placement.words.word import shown
 
 Words = Mapping[str, Mapping[str, Any]]
-"""By call, the values of words; the words are those of a call in a plan file."""
+"""Values of words by call; the words are those of a call in a plan file."""
 NO_WORDS: Words = MappingProxyType({})
 
 
 def check_calls(words: Words, graph: DataflowGraph) -> None:
-    """Raise InvalidInput for a call that the graph lacks."""
+    """Raise InvalidInput for a call that is not in the graph."""
     calls = [call.name for call in graph]
     for name in words:
         if name not in calls:
@@ -31,23 +31,23 @@ def check_calls(words: Words, graph: DataflowGraph) -> None:
 
 
 def names_of(words: Words) -> Set[tuple[str, str]]:
-    """Return each stated word as its call and its name."""
+    """Return each stated word as (call, word)."""
     return frozenset((call, word) for call, values in words.items() for word in values)
 
 
 def stated_mesh(words: Words, call: str, cluster: ClusterShape) -> DeviceMesh | None:
-    """Return the mesh that a call must have, or None. Raises InvalidInput unless it lies in the lease."""
+    """Return the mesh stated for a call, or None. Raises InvalidInput unless it lies in the lease."""
     name = words.get(call, {}).get("mesh")
     return None if name is None else leased_mesh(name, cluster, f"placement.{call}.mesh")
 
 
 def has_degrees(words: Words, call: str) -> bool:
-    """Whether some degree of a call's strategy is stated."""
+    """Whether a degree of the call's strategy is stated."""
     return any(axis in words.get(call, {}) for axis in OFFERED)
 
 
 def agreeing(strategies: Iterator[Strategy], words: Words, call: str) -> Iterator[Strategy]:
-    """Yield the strategies that have the degrees stated for a call; a stated `ep` is added."""
+    """Yield the strategies with the degrees stated for a call; a stated `ep` is added."""
     values = words.get(call, {})
     degrees = {axis: values[axis] for axis in OFFERED if axis in values}
     for strategy in strategies:
@@ -57,7 +57,7 @@ def agreeing(strategies: Iterator[Strategy], words: Words, call: str) -> Iterato
 
 
 def with_values(placement: Placement, words: Words, call: str) -> Placement:
-    """Return a placement with the words stated for its call, apart from mesh and degrees."""
+    """Return a placement with the words stated for its call, except for mesh and degrees."""
     values = dict(words.get(call, {}))
     order = values.pop("order", None)
     fields = {word: value for word, value in values.items() if word not in (*OFFERED, "mesh")}
@@ -65,7 +65,7 @@ def with_values(placement: Placement, words: Words, call: str) -> Placement:
 
 
 def with_words(plan: ExecutionPlan, graph: DataflowGraph, words: Words) -> ExecutionPlan:
-    """Return a plan with the stated words in place of its own. Raises InvalidInput for words that contradict."""
+    """Return a plan with the stated words in place of its own. Raises InvalidInput for contradictory words."""
     if not words:
         return plan
     check_calls(words, graph)
@@ -81,9 +81,9 @@ def with_words(plan: ExecutionPlan, graph: DataflowGraph, words: Words) -> Execu
 
 
 def with_shared_words(plan: ExecutionPlan, graph: DataflowGraph, words: Words) -> ExecutionPlan:
-    """Return the plan with words that are stated for a call also for the other calls with its copy of weights.
+    """Apply words stated for a call to the other calls with its copy of weights, too.
 
-    Raises InvalidInput, which names both words, if different values are stated for two of them.
+    Raises InvalidInput, which names both words, if different values are stated for two of these calls.
     """
     placements = dict(plan.placements)
     for instance, calls in instances(graph, plan).items():
@@ -100,7 +100,7 @@ def with_shared_words(plan: ExecutionPlan, graph: DataflowGraph, words: Words) -
 
 
 def as_stated(error: InvalidInput, words: Words) -> InvalidInput:
-    """Return the error about words of a plan as an error about the parameter that states them."""
+    """Turn an error about a plan's words into an error about the parameter that states them."""
     if isinstance(error, SeveralMistakes):
         return SeveralMistakes.of([as_stated(mistake, words) for mistake in error.mistakes], error.remedy)
     call, _, word = error.field.removeprefix("plan.calls.").partition(".")
@@ -113,7 +113,7 @@ def as_stated(error: InvalidInput, words: Words) -> InvalidInput:
 
 
 def flags(before: ExecutionPlan, after: ExecutionPlan, graph: DataflowGraph) -> str:
-    """Return the words that differ between two plans, as flags of a command; a shared word once for its copy."""
+    """Return the words that differ between two plans as command-line flags; a word of a copy appears once."""
     found, shared = list[str](), set[tuple[object, str]]()
     copies = {call.name: copy for copy, calls in instances(graph, after).items() for call in calls}
     for name, placed in after.placements:
@@ -127,7 +127,7 @@ def flags(before: ExecutionPlan, after: ExecutionPlan, graph: DataflowGraph) -> 
 
 
 def flag(call: str, word: str, value: object) -> str:
-    """Return a word as a flag of a command.
+    """Return a word as a command-line flag.
 
     >>> flag("actor_train", "prefetch", False)
     '-p placement.actor_train.prefetch=false'
@@ -136,7 +136,7 @@ def flag(call: str, word: str, value: object) -> str:
 
 
 def value_of(placed: Placement, word: str) -> object:
-    """Return the value of a word in a placement."""
+    """Return a word's value in a placement."""
     if word in OFFERED:
         return getattr(placed.strategy, word)
     return WORDS[word].of(placed) if word in WORDS else getattr(placed, word)

@@ -1,4 +1,4 @@
-"""Streamed parts of a plan: the calls that may stream rows to each other, and plans that cut them."""
+"""Streamed parts: which calls may stream rows to each other, and plans that cut these calls."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ CUTTABLE = ("generate", "inference")
 
 
 def streamable_pairs(graph: DataflowGraph) -> Iterator[tuple[Call, Call]]:
-    """Yield each producer and consumer of which a part of the consumer may begin before the producer has ended.
+    """Yield each producer and consumer such that parts of the consumer may begin before the producer has ended.
 
-    The consumer reads rows of the producer on the same rows, of several groups that no call has chosen.
+    Both work on the same rows, in several groups, and no call has selected among them.
     """
     for consumer in graph:
         for name in graph.reads_of(consumer.name):
@@ -27,14 +27,14 @@ def streamable_pairs(graph: DataflowGraph) -> Iterator[tuple[Call, Call]]:
 
 
 def streaming_calls(graph: DataflowGraph, plan: ExecutionPlan) -> tuple[str, ...]:
-    """Return the calls of all pairs that may stream, and whose devices differ under the plan."""
+    """Return the calls of all pairs that may stream and that have different devices under the plan."""
     pairs = ((one.name, other.name) for one, other in streamable_pairs(graph))
     apart = (pair for pair in pairs if not plan[pair[0]].mesh.overlaps(plan[pair[1]].mesh))
     return tuple(dict.fromkeys(name for pair in apart for name in pair))
 
 
 def in_parts(graph: DataflowGraph, plan: ExecutionPlan, parts: int) -> ExecutionPlan:
-    """Return the plan with its `streaming_calls` in `parts` parts, or in half as many, and so on, until it is legal."""
+    """Cut the plan's `streaming_calls` into `parts` parts, halving the number until the plan is legal."""
     placements = dict(plan.placements)
     for name in streaming_calls(graph, plan):
         call, count = graph.call(name), parts

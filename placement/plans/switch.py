@@ -1,4 +1,4 @@
-"""A run's switch from plan to plan: the instances that end and begin, and the training states that move."""
+"""A run's switch between plans: instances that end and begin, and training states that move."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class PlanAt:
 
 
 def closed_instances(graph: DataflowGraph, plan: ExecutionPlan, other: ExecutionPlan) -> tuple[ModelInstance, ...]:
-    """Return the instances of `plan` that `other` lacks: after a switch to `other` they have ended.
+    """Return the instances of `plan` that end in a switch to `other`.
 
-    An instance stays only if its calls, its cache, its offloading and the weights that it takes from others stay.
-    Swapped, it returns the instances to build.
+    An instance stays only if its calls, its cache, its offloading and the weights that it gets from others stay the
+    same. With swapped arguments, this returns the instances to build.
     """
     stay = _as_used(graph, other)
     return tuple(instance for instance, used in _as_used(graph, plan).items() if stay.get(instance) != used)
 
 
 def moving_roles(graph: DataflowGraph, plan: ExecutionPlan, other: ExecutionPlan) -> frozenset[str]:
-    """Return the roles whose state has to move if a run changes from `plan` to `other`: trained roles and followers.
+    """Return the roles with a state that moves if a run switches from `plan` to `other`: trained roles and followers.
 
     A follower's state moves to every instance that the switch builds.
     """

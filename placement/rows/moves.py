@@ -1,4 +1,4 @@
-"""Rows that must go from device to device before a node runs, and the holder that each comes from."""
+"""Rows that must move between devices before a node runs, and the holder that sends each."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _made = tuple.__new__  # without the arguments' names, which take half the time
 class RowMove:
     """Keys that a transfer brings from the ranks that made them to the ranks that need them.
 
-    The placement of `producer` decides which ranks hold which rows. A dataset's rows never move: every rank reads them
-    from the dataset.
+    The placement of `producer` decides which ranks hold which rows. A dataset's rows never move, because every rank
+    reads them from the dataset.
     """
 
     producer: str
@@ -37,7 +37,7 @@ class RowMove:
 
 
 class DeviceTransfer(NamedTuple):
-    """Rows of a call's keys that move from device `source` to device `target` (never equal). A tuple: made fast."""
+    """Rows of a call's keys that move from device `source` to another device `target`. A tuple, for speed."""
 
     source: Device
     target: Device
@@ -47,9 +47,9 @@ class DeviceTransfer(NamedTuple):
 
 
 def row_moves(graph: DataflowGraph, plan: ExecutionPlan, consumer: str) -> tuple[RowMove, ...]:
-    """Return, for each producer, the keys whose rows some device of the consumer may lack.
+    """Return, for each producer, the keys with rows that some device of the consumer may lack.
 
-    The true places of rows that are partitioned by tokens, or chosen, are known only after their calls have reported.
+    Where rows that are partitioned by tokens, or selected, really are is known only after their calls have reported.
     """
     lacking: dict[str, tuple[str, ...]] = {}
     for placed in placed_by_row_set(graph, plan, consumer):
@@ -81,10 +81,10 @@ def row_transfers(
     told: ToldByCall | None = None,
     part: Part = WHOLE,
 ) -> tuple[DeviceTransfer, ...]:
-    """Return, per pair of devices, the rows of `moves` that must go between them; by default all that are lacking.
+    """Return the rows of `moves` that must move between each pair of devices; by default all missing rows.
 
-    With `part`, return the moves for that part of the consumer's rows. A device receives no row that it holds. Sources
-    are the nearest holders (same node, then other nodes), the least loaded first. `told`: see RowShare.rows.
+    With `part`, return the moves for that part of the consumer's rows. A device never receives a row that it holds.
+    Sources are the nearest holders (same node, then other nodes), the least loaded first. For `told` see RowShare.rows.
     """
     moves = row_moves(graph, plan, consumer) if moves is None else moves
     placed = placed_moves(graph, plan, consumer, moves)
@@ -93,14 +93,14 @@ def row_transfers(
 
 @dataclass(frozen=True, slots=True)
 class PlacedMoves:
-    """All that decides the transfers before a call: the call on each row set, and moves, each with its producer."""
+    """Everything that decides the transfers before a call: the call on each row set, and moves with their producers."""
 
     consumers: tuple[PlacedCall, ...]
     producers: tuple[tuple[RowMove, PlacedCall], ...]
 
 
 def placed_moves(graph: DataflowGraph, plan: ExecutionPlan, consumer: str, moves: Iterable[RowMove]) -> PlacedMoves:
-    """Return moves to a call as a plan places them."""
+    """Return the moves to a call, as a plan places them."""
     producers = tuple((move, placed_call(graph, plan, move.producer)) for move in moves)
     return PlacedMoves(placed_by_row_set(graph, plan, consumer), producers)
 

@@ -1,7 +1,7 @@
-"""The partition of a step's rows over data-parallel replicas: by count, or by tokens once lengths are known.
+"""Divides a step's rows over data-parallel replicas: by count, or by tokens once lengths are known.
 
-Mini-batch m of M is items [floor(m*I/M), floor((m+1)*I/M)) of the I in the batch, so its rows do not depend on the
-plan; only the assignment of rows to replicas does. A replica may have no item of a mini-batch, or no item at all.
+Mini-batch m of M consists of items [floor(m*I/M), floor((m+1)*I/M)) of the batch's I items, so its rows do not depend
+on the plan; only their assignment to replicas does. A replica may have no item of a mini-batch, or no item at all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Partitions = tuple[tuple[RowIndices, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part `index`, from 0, of the `of` equal parts into which a plan cuts the rows of a call, by whole groups.
+    """Part `index`, from 0, of the `of` equal parts into which a plan cuts a call's rows, by whole groups.
 
     >>> str(Part(1, 4)), Part(1, 4).within(8)
     ('part 2 of 4', slice(2, 4, None))
@@ -33,12 +33,12 @@ class Part:
         return f"part {self.index + 1} of {self.of}"
 
     def within(self, count: int) -> slice:
-        """Return its share of `count` consecutive pieces, of which each part has equally many."""
+        """Return this part's share of `count` consecutive pieces, which are divided equally among the parts."""
         assert count % self.of == 0, f"{count} pieces in {self.of} parts"
         return slice(self.index * count // self.of, (self.index + 1) * count // self.of)
 
     def meets(self, other: Part) -> bool:
-        """Return whether two parts of the same rows have a row in common.
+        """Whether two parts of the same rows overlap.
 
         >>> [Part(i, 4).meets(Part(1, 2)) for i in range(4)]
         [False, False, True, True]
@@ -55,9 +55,9 @@ WHOLE = Part()
 class RowPartition:
     """A rule that assigns rows to replicas: equal rules and equal lengths give equal partitions.
 
-    Replica d gets work in proportion to `speeds[d]`. Items, groups of `rows_per_item` adjacent rows, stay together.
-    `lengths_of` names the generate whose rows' lengths balance it; if None, it counts rows. `kept_by` names the call
-    that chooses the rows, then at most `num_rows`; if None, all rows are kept.
+    Replica d gets work in proportion to `speeds[d]`. Items (groups of `rows_per_item` adjacent rows) stay together.
+    Rows are balanced by the lengths that the generate `lengths_of` reports, or by count if that is None. `kept_by`
+    names the call that selects up to `num_rows` rows; if None, all rows are kept.
     """
 
     num_rows: int
@@ -77,14 +77,14 @@ class RowPartition:
 
     @property
     def whole(self) -> bool:
-        """Whether a single replica has all rows, or all kept rows."""
+        """Whether a single replica has all (kept) rows."""
         return self.dp == 1
 
     def partitions(self, lengths: tuple[int, ...] | None = None, kept: RowIndices | None = None) -> Partitions:
         """Partition the rows: by each row's number of tokens if the rule goes by tokens; without lengths, by count.
 
         `kept` are the existing rows, in order; the default is rows 0 to num_rows - 1. Raises InvalidInput if rows are
-        no whole number of items, or have fewer items than mini-batches.
+        not a whole number of items, or have fewer items than mini-batches.
 
         >>> RowPartition(8, (1.0, 1.0), mini_batches=2).partitions()
         (((0, 1), (4, 5)), ((2, 3), (6, 7)))
@@ -103,8 +103,9 @@ def balance(
 ) -> list[list[int]]:
     """Assign items to replicas so that the last replica finishes early: by count if that is equally good.
 
-    By count first, because generate goes by count: rows stay in place unless moving them saves time. Else the longest
-    first. Of equally good replicas, take the replica with the fewest `tokens_before` (of earlier mini-batches).
+    Assignment by count is tried first, because generate uses it, so rows stay in place unless moving them saves time.
+    Otherwise the longest items are assigned first. Of equally good replicas, the replica with the fewest
+    `tokens_before` (of earlier mini-batches) is chosen.
 
     >>> balance([1, 1, 1, 1], (1.0, 1.0)), balance([5, 4, 1, 1], (1.0, 1.0)), balance([1] * 6, (1.0, 0.5))
     ([[0, 1], [2, 3]], [[0, 3], [1, 2]], [[0, 1, 2, 3], [4, 5]])
@@ -123,9 +124,10 @@ def balance(
 
 @lru_cache(maxsize=1024)
 def counts(num_items: int, speeds: tuple[float, ...], tokens_before: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Return the number of items of each replica by count: each item goes to the replica that finishes it first.
+    """Return each replica's number of items if they are divided by count: each item goes to the replica that finishes
+    it first.
 
-    Of equally good replicas, take the replica with the fewest `tokens_before` (of earlier mini-batches).
+    Of equally good replicas, the replica with the fewest `tokens_before` (of earlier mini-batches) is chosen.
 
     >>> counts(6, (1.0, 0.5)), counts(8, (1.0, 1.0, 1.0)), counts(1, (1.0, 1.0)), counts(3, (1.0, 1.0), (9, 8))
     ((4, 2), (3, 3, 2), (1, 0), (1, 2))
@@ -166,7 +168,7 @@ def _partitions(rule: RowPartition, lengths: tuple[int, ...] | None, kept: RowIn
 
 
 def mini_batch_bounds(num_items: int, mini_batches: int) -> list[int]:
-    """Return the start of each mini-batch, and the end of the last: sizes differ by at most a single item.
+    """Return the start of each mini-batch and the end of the last; sizes differ by at most one item.
 
     k times as many mini-batches have these bounds too, so coarse mini-batches consist of whole fine mini-batches.
 

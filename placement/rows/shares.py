@@ -28,10 +28,10 @@ ToldByCall = Mapping[str, tuple[int, ...]]
 @hashed_once
 @dataclass(frozen=True, slots=True)
 class RowShare(HashedOnce):
-    """The rows of a replica. They are known after lengths and choices are; equal shares are equal rows in any case.
+    """A replica's rows. They are known once lengths and selections are; equal shares always have equal rows.
 
-    With `rows_each`, they are the source rows of these rows: each source row made `rows_each` rows. With `children`,
-    they are the rows that were made of these rows, as many of each.
+    With `rows_each`, they are the source rows, from each of which `rows_each` rows were made. With `children`, they are
+    the rows made from these rows, this many from each.
     """
 
     partition: RowPartition
@@ -40,7 +40,8 @@ class RowShare(HashedOnce):
     children: int = 1
 
     def rows(self, told: ToldByCall | None = None, part: Part = WHOLE) -> RowIndices:
-        """Return its rows of a part, mini-batch by mini-batch; until it is `told`, as if equally long and all kept.
+        """Return the replica's rows of a part, by mini-batch; until it is `told`, as if rows were equally long and all
+        kept.
 
         The rows of a part depend only on the lengths of its own rows and of rows in earlier parts.
         """
@@ -53,27 +54,31 @@ class RowShare(HashedOnce):
         return rows if self.rows_each == 1 else tuple(dict.fromkeys(row // self.rows_each for row in rows))
 
     def mini_batches(self, told: ToldByCall | None = None) -> tuple[RowIndices, ...]:
-        """Return its rows in each mini-batch of its partition; see `rows`."""
+        """Return the replica's rows in each mini-batch of its partition; see `rows`."""
         generate, choice = self.partition.lengths_of, self.partition.kept_by
         lengths = None if told is None or generate is None else told[generate]
         kept = None if told is None or choice is None else told[choice]
         return self.partition.partitions(lengths, kept)[self.replica]
 
     def mini_batch_sizes(self, mini_batches: int, told: ToldByCall | None = None) -> tuple[int, ...]:
-        """Count its rows in each of `mini_batches` mini-batches; the mini-batches of its partition may be finer."""
+        """Count the replica's rows in each of `mini_batches` mini-batches; its partition may have finer
+        mini-batches.
+        """
         sizes = [len(batch) for batch in self.mini_batches(told)]
         finer = len(sizes) // mini_batches
         return tuple(sum(sizes[start : start + finer]) for start in range(0, len(sizes), finer))
 
     def read_from(self, own: RowSet, source: RowSet) -> RowShare:
-        """Return the rows of `source` that these rows, of `own`, read: the rows that they were made of, or children."""
+        """Return the rows of `source` that these rows of `own` read: the rows they were made from, or their
+        children.
+        """
         if (children := own.children(source)) > 1:
             return replace(self, children=children)
         rows_each = own.per_row(source)
         return self if rows_each == 1 else replace(self, rows_each=self.rows_each * rows_each)
 
     def surely_within(self, shares: Sequence[RowShare]) -> bool:
-        """Whether some of `shares` together have all its rows, for any lengths and any choice of rows."""
+        """Whether `shares` together contain all its rows, whatever the lengths and the selected rows."""
         own = self.partition
         if any(
             share == self or (share.partition.whole and share.partition.kept_by in (None, own.kept_by))
@@ -89,7 +94,7 @@ class RowShare(HashedOnce):
 @hashed_once
 @dataclass(frozen=True, slots=True)
 class Need(HashedOnce):
-    """The input of a call on a device: these keys, for its replica's rows."""
+    """A call's input on a device: these keys, for its replica's rows."""
 
     share: RowShare
     keys: frozenset[str]
@@ -98,10 +103,10 @@ class Need(HashedOnce):
 @hashed_once
 @dataclass(frozen=True, slots=True)
 class PlacedCall(HashedOnce):
-    """All parts of a call and a plan that decide which rows and keys its devices need, and hold after it.
+    """Everything in a call and a plan that decides which rows and keys its devices need, and hold after it.
 
-    `staged`: whether its pipeline stages use different keys. Plans that differ in other calls have equal values, which
-    are computed once: search, certificate and estimate request the same values again and again.
+    `staged` says whether its pipeline stages use different keys. Plans that differ only in other calls have equal
+    values, which are computed once, because search, certificate and estimate request them again and again.
     """
 
     call: Call
@@ -120,8 +125,8 @@ class PlacedCall(HashedOnce):
     def rows_held(self) -> Mapping[Device, RowShare]:
         """Return the rows of the call's outputs that each device holds after it.
 
-        generate: every device of the replica. inference: the replica's device of the last pipeline stage with tp
-        coordinate 0. compute: its device. train_step: no device.
+        After a generate, every device of the replica holds them; after an inference, the replica's device with tp
+        coordinate 0 on the last pipeline stage; after a compute, its device; after a train_step, no device.
         """
         return _rows_held(self)
 
@@ -133,7 +138,7 @@ def placed_by_row_set(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> t
 
 
 def placed_call(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> PlacedCall:
-    """Return a call as placed by a plan, on the first of its row sets: a call that makes rows has no other."""
+    """Return a call as placed by a plan, on the first of its row sets. A call that makes rows has no other row set."""
     return placed_by_row_set(graph, plan, name)[0]
 
 
@@ -143,7 +148,7 @@ def rows_held(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> Mapping[D
 
 
 def reads(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> dict[str, tuple[str, ...]]:
-    """Return the calls whose rows `name` reads, each with the keys that some device of it uses."""
+    """Return the calls that `name` reads rows from, each with the keys that some device of it uses."""
     found: dict[str, tuple[str, ...]] = {}
     for placed in placed_by_row_set(graph, plan, name):
         for producer, keys in reads_on_row_set(graph, placed).items():
@@ -152,7 +157,7 @@ def reads(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> dict[str, tup
 
 
 def reads_on_row_set(graph: DataflowGraph, placed: PlacedCall) -> dict[str, tuple[str, ...]]:
-    """Return the calls whose rows a call reads on a single row set, each with the keys that some device uses."""
+    """Return the calls that a call reads rows from on a single row set, each with the keys that some device uses."""
     used = frozenset[str]().union(*(need.keys for need in placed.needs().values()))
     by_producer = graph.keys_read(placed.call).items()
     return {producer: tuple(key for key in keys if key in used) for producer, keys in by_producer}
@@ -164,12 +169,12 @@ def _placed(graph: DataflowGraph, plan: ExecutionPlan, part: Call) -> PlacedCall
 
 
 def partition_of(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> RowPartition:
-    """Return the rule for a call's rows (the first of its row sets).
+    """Return the partition rule for a call's rows (the first of its row sets).
 
     Calls on the same rows with the same dp and speeds have the same rule, so no row moves between them. All calls on
-    the same rows use the finest mini-batches that any train_step cuts them into, and the parts of any call, so that
-    inference and train_step agree, if there are enough items. Rows of a generate are balanced by tokens for its
-    readers; the generate itself, and a dataset's rows, go by count.
+    the same rows use the finest mini-batches of any train_step, and the parts of any call, so that inference and
+    train_step agree, if there are enough items. A generate's rows are balanced by tokens for its readers; the generate
+    itself, and a dataset's rows, are divided by count.
     """
     return _partition(graph, plan, graph.call(name).by_row_set[0])
 
@@ -198,7 +203,7 @@ def _cuts(graph: DataflowGraph, plan: ExecutionPlan, call: Call) -> tuple[int, i
 
 
 def num_groups(graph: DataflowGraph, call: Call) -> int:
-    """Return the number of a call's groups, which no part divides: of rows made of the same row, in whole items."""
+    """Return how many groups a call's rows have, which no part divides: rows made from the same row, in whole items."""
     width = math.lcm(*(other.rows_per_item for other in _on_rows_of(graph, call)))
     return call.num_rows // math.lcm(width, call.rows.group_size)
 
@@ -209,13 +214,15 @@ def _on_rows_of(graph: DataflowGraph, call: Call) -> list[Call]:
 
 
 def knows_lengths(graph: DataflowGraph, call: Call) -> bool:
-    """Whether the controller knows the lengths of the call's rows before it runs: the generate that made them told."""
+    """Whether the lengths of the call's rows are known before it runs, because the generate that made them reported
+    them.
+    """
     source = call.rows.numbered.name
     return call.kind != "generate" and any(other.kind == "generate" and other.name == source for other in graph)
 
 
 def replica_speeds(placement: Placement | ModelInstance, node_speeds: Sequence[float]) -> tuple[float, ...]:
-    """Return the speed of each replica, that is of its slowest device, relative to the fastest replica."""
+    """Return each replica's speed, which is that of its slowest device, relative to the fastest replica."""
     if not node_speeds:
         return _equal_speeds(placement.strategy.dp)
     slowest = [math.inf] * placement.strategy.dp

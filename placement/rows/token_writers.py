@@ -1,4 +1,4 @@
-"""The roles whose tokenizers write token ids: of each dataset and call, and of the rows that two roles read."""
+"""The roles with tokenizers that write token ids: for each dataset and call, and for rows that two roles read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import MappingProxyType
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Port
 
 TOKEN_KEYS = frozenset({"tokens", "prompt_tokens"})
-"""The keys whose values are token ids."""
+"""The keys with token ids as values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,12 @@ def speaking_role(graph: DataflowGraph) -> str:
 
 @lru_cache(maxsize=16)
 def token_writers(graph: DataflowGraph) -> Mapping[str, tuple[str, ...]]:
-    """Return the roles whose tokenizer may have written the token ids of each dataset and call that has any.
+    """Return, for each dataset and call with token ids, the roles with a tokenizer that may have written them.
 
-    A dataset is read by the tokenizer of the role that speaks, and a generate writes with its own. A computation writes
-    for the first role that reads its rows: a judge may read rows tokenised for it alone. If only other computations
-    read its rows, its tokenizer is not stated: it may be the tokenizer of its inputs, or of the rows made of its rows.
+    A dataset is read by the tokenizer of the role that speaks, and a generate writes with its role's. A computation
+    writes for the first role that reads its rows; a judge, for example, may read rows tokenised only for it. If only
+    other computations read its rows, its tokenizer is unknown: it may be the tokenizer of its inputs, or of the rows
+    made from its rows.
     """
     speaks = speaking_role(graph)
     writers = {data.name: (speaks,) for data in graph.datasets}
@@ -56,7 +57,7 @@ def token_writers(graph: DataflowGraph) -> Mapping[str, tuple[str, ...]]:
 
 
 def shared_rows(graph: DataflowGraph) -> tuple[SharedRows, ...]:
-    """Return each pair of roles that read the same rows, once."""
+    """Return each pair of roles that read the same rows once."""
     writers, calls = token_writers(graph), {call.name: call for call in graph}
     pairs: dict[tuple[str, str], SharedRows] = {}
     for call in graph:

@@ -1,6 +1,6 @@
 """The tokenizers of a run's roles, and which of them each call's input ids belong to.
 
-Each command has them, so they have no slots: dataclasses with slots are pickled by slow Python code.
+Every command carries them, so they have no slots: dataclasses with slots are pickled by slow Python code.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from prefect_rlhf.placement.rows.token_writers import TOKEN_KEYS
 class Tokenizers:
     """Tokenizer folders by role, and the roles that may have written the token ids of each dataset and call.
 
-    `alike` names, for a role that writes, the first role whose tokenizer gives every id the same text. `speaks` is the
-    role that reads datasets. `templates` are the texts of chat templates in place of those of the folders.
+    `alike` names, for a role that writes, the first role with a tokenizer that gives every id the same text. `speaks`
+    is the role that reads datasets. `templates` are chat templates that replace the folders'.
     """
 
     speaks: str
@@ -28,7 +28,7 @@ class Tokenizers:
     templates: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def of_rows(self, source: str) -> str | InvalidInput | None:
-        """Return the folder of the tokenizer that wrote the token ids of a dataset or call; None if it has no such ids.
+        """Return the folder of the tokenizer that wrote a dataset's or a call's token ids; None if it has no such ids.
 
         Returns an error instead if roles with different tokenizers may have written them.
         """
@@ -39,7 +39,7 @@ class Tokenizers:
         return InvalidInput(f"tokenizer of the rows of {source}", f"the tokenizer of {' or '.join(roles)}", right)
 
     def of_call(self, call: Call, generated_by: str | None = None) -> str | InvalidInput:
-        """Return the folder of the only tokenizer of all token ids that a call reads and makes.
+        """Return the folder of the tokenizer for all token ids that a call reads and makes.
 
         Returns an error instead if there are several. A call without token ids has the tokenizer of the role that
         generated its rows.

@@ -1,1 +1,1 @@
-"""The schedule of an augmented graph: when each node runs, and how long an iteration takes."""
+"""An augmented graph's schedule: when each node runs, and how long an iteration takes."""

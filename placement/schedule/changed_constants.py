@@ -1,4 +1,4 @@
-"""A plan's time if a constant of the datasheet is wrong, and the constant that it depends on most.
+"""A plan's time if a datasheet's constant is wrong, and the constant that it depends on most.
 
 All changes are scheduled on the same augmented graph, so each takes a fraction of an estimate.
 """
@@ -33,7 +33,7 @@ WORK_OF: Mapping[str, str] = {
 TWICE = {name: Correction(**{name: 2.0}) for name in CONSTANTS}
 FACTORS = (0.5, 0.7, 1.3, 2.0)
 CHANGES = {(name, factor): Correction(**{name: factor}) for name in CONSTANTS for factor in FACTORS}
-"""Each constant alone, by its factor: the changes under which an answer should stay close to the best plan."""
+"""Each constant alone, by its factor. Under these changes an answer should stay close to the best plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Dependence:
 def strongest_dependence(
     graph: DataflowGraph, plan: ExecutionPlan, workload: Workload, sources: CostSources
 ) -> Dependence | None:
-    """Return the constant that a plan's seconds depend on most; None if all its times are measured."""
+    """Return the constant that a plan's time depends on most; None if all its times are measured."""
     now, *twice = changed_seconds(graph, plan, workload, sources, (Correction(), *TWICE.values()))
     shares = {name: seconds / now - 1 for name, seconds in zip(TWICE, twice, strict=True)}
     most = max(shares, key=shares.__getitem__)

@@ -1,4 +1,4 @@
-"""Seconds per iteration of a plan: its augmented graph, scheduled as a run's device locks would."""
+"""A plan's iteration time: its augmented graph, scheduled as a run's device locks would."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLD_ITERATIONS = 5
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The schedule of a plan. Steps before `first_step` differ from others: they bring no new weights."""
+    """A plan's schedule. Steps before `first_step` are different, because they bring no new weights."""
 
     plan: ExecutionPlan
     schedule: Schedule
@@ -63,7 +63,7 @@ def estimate_with(
     iterations: int = ITERATIONS,
     demand: Callable[[Node], Demand] | None = None,
 ) -> Estimate:
-    """Time a plan from its nodes' `seconds`; with `demand`, `seconds` assume an otherwise idle host. No evaluation."""
+    """Time a plan from its nodes' `seconds`, without evaluation; with `demand`, they assume an otherwise idle host."""
     first = max((edge.lag for edge in graph.version_edges()), default=1)
     return Estimate(plan, schedule(augment(graph, plan, first + iterations), seconds, demand), first + 1)
 
@@ -87,12 +87,12 @@ def _trained(graph: DataflowGraph) -> DataflowGraph:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """`schedule` has the nodes of a run, or of its first steps, with the controller's time added to each.
+    """`schedule` has a run's nodes, or those of its first steps, with the controller's time added to each.
 
     `seconds_by_subject` is the working time of a node's ranks in any step (see `subject_of`), without the controller's
-    `orchestration_seconds` per node. If other work on their hosts slows them, it is the median of the steps. Nodes
-    without a source of times are not in it; in the schedule they take orchestration alone. `speeds` are those of the
-    calls of a step, and `work` is the work of a step; it is None if only the end of a run is left.
+    `orchestration_seconds` per node. If other work on their hosts slows them, it is the median over steps. Nodes
+    without a source of times are not in it; in the schedule they take only orchestration. `speeds` are the speeds of a
+    step's calls, and `work` is a step's work; it is None if only the end of a run is left.
     """
 
     schedule: Schedule
@@ -102,7 +102,7 @@ class Prediction:
     work: IterationWork | None = None
 
     def worked_seconds(self, node: str) -> float | None:
-        """Return how long a node's ranks work in any step, in seconds, by the node id; None if times have no source."""
+        """Return the seconds that a node's ranks work in any step, by node id; None if times have no source."""
         return self.seconds_by_subject.get(subject_of(node))
 
     @property
@@ -114,7 +114,7 @@ class Prediction:
 def predict(
     augmented: AugmentedGraph, workload: Workload, sources: CostSources, later: Iterable[Node] = ()
 ) -> Prediction:
-    """Predict each node of the graph that runs, and `later` nodes if the graph is only its first steps.
+    """Predict each node of the graph that runs, and `later` nodes if the graph has only the first steps.
 
     Raises InvalidInput for devices or models without times.
     """

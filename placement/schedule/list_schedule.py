@@ -1,6 +1,6 @@
-"""List scheduling in a given order: of the jobs that wait for resources the earliest goes first.
+"""List scheduling in a given order: of the jobs that wait for resources, the earliest goes first.
 
-A later job may pass an earlier job only if they share no resource: the rule of a run's device locks.
+A later job may pass an earlier job only if they share no resource, which is also the rule of a run's device locks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TimesLonger = Callable[[Sequence[int]], Sequence[float]]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A node as the rule knows it: bits of the resources it occupies, its time, positions of the jobs it awaits."""
+    """A node as this rule sees it: bits of the resources it occupies, its time, positions of the jobs it waits for."""
 
     resources: int
     seconds: float
@@ -23,7 +23,7 @@ class Job:
 
 
 class Span(NamedTuple):
-    """The seconds at the start and the end of a job."""
+    """When a job starts and ends, in seconds."""
 
     start: float
     end: float

@@ -1,7 +1,8 @@
 """When each node of an augmented graph starts, given its duration: the order that a run's device locks produce.
 
-Of the nodes that wait for devices the earliest in the graph goes first, and a later node may pass an earlier node only
-if they share no device. A step begins when all but the last few steps before it are over: a run submits only these.
+Of the nodes that wait for devices, the earliest in the graph goes first, and a later node may pass an earlier node only
+if they share no device. A step begins when all but the last few steps before it have ended, because a run submits no
+more.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from prefect_rlhf.placement.devices.blocks import blocks_of
 from prefect_rlhf.placement.schedule.list_schedule import Job, TimesLonger, job_spans
 
 STEPS_IN_FLIGHT = 4
-"""Steps that a run has submitted at most: two groups of two. What never waits for weights gets no further ahead."""
+"""The most steps that a run submits ahead: two groups of two. Even nodes that never wait for weights get no further
+ahead."""
 
 _SAME_SECONDS = 1e-9  # relative: periods that differ by less are equal
 
@@ -52,16 +54,16 @@ class Schedule:
 
     @property
     def seconds_per_step(self) -> float:
-        """Seconds between the ends of consecutive steps, once they repeat: the steady state.
+        """Seconds between the ends of consecutive steps in the steady state, when steps repeat.
 
         If there are enough steps, the first and the last steps are left out, because the run fills and drains there.
         """
         return steady_seconds(tuple(accumulate(self.step_ends(), max)), STEPS_IN_FLIGHT - 1)
 
     def step_ends(self) -> tuple[float, ...]:
-        """Return when the last node of each step ends; the evaluation before training is no step.
+        """Return when the last node of each step ends; the evaluation before training is not a step.
 
-        Files written behind the next steps, or after the last, do not count.
+        Files that are written during later steps, or after the last step, do not count.
         """
         ends: dict[int, float] = defaultdict(float)
         for slot in self.slots:
@@ -70,12 +72,12 @@ class Schedule:
         return tuple(ends[step] for step in sorted(ends))
 
     def of_call(self, call: str) -> tuple[Slot, ...]:
-        """Return the slots of a call's own task runs, without transfers to it: several in a step if it has parts."""
+        """Return the slots of a call's own task runs, without transfers to it: several per step if it has parts."""
         runs = (slot for slot in self.slots if isinstance(slot.node.work, ModelCall | Compute))
         return tuple(slot for slot in runs if slot.node.call and slot.node.call.name == call)
 
     def call_seconds(self, call: str) -> float:
-        """Return the call's time over all its parts, in the step in which it takes longest, in seconds."""
+        """Return the call's time over all its parts in seconds, in the step in which it takes longest."""
         seconds: dict[int, float] = defaultdict(float)
         for slot in self.of_call(call):
             seconds[slot.node.step] += slot.seconds
@@ -87,7 +89,7 @@ def schedule(
     seconds: Mapping[str, float] | Callable[[Node], float],
     demand: Callable[[Node], Demand] | None = None,
 ) -> Schedule:
-    """Place every node in time; `seconds` by node id, or a function of it. Raises InvalidInput for a missing node.
+    """Place every node in time. `seconds` are by node id, or a function of it. Raises InvalidInput for a missing node.
 
     Nodes that share a device exclude each other; an offload or reload occupies its devices' host links instead, and a
     commit their paths to disk. With `demand`, `seconds` assume that no other node runs, and nodes on disjoint devices
@@ -103,9 +105,9 @@ def schedule(
 def steady_seconds(ends: Sequence[float], drained: int = 1) -> float:
     """Return seconds per step from the ends of the steps.
 
-    They are the mean of the shortest pattern of differences that repeats over the second half of the steps; without
-    such a pattern, the mean of that half. The first step is left out, and the last `drained` steps, but no more than a
-    quarter of all.
+    It is the mean of the shortest pattern of differences that repeats over the second half of the steps; without such a
+    pattern, the mean of that half. The first step and the last `drained` steps are left out, but no more than a quarter
+    of all.
 
     >>> steady_seconds([5.0, 8.0, 11.0, 14.0, 20.0]), steady_seconds([5.0, 6.0, 9.0, 10.0, 13.0, 14.0, 30.0])
     (3.0, 2.0)
@@ -124,7 +126,8 @@ def steady_seconds(ends: Sequence[float], drained: int = 1) -> float:
 
 
 def slack_seconds(schedule: Schedule) -> Mapping[str, float]:
-    """Return, by node id, how much longer a node could take, as long as the order of nodes on each device stays.
+    """Return, by node id, by how many seconds a node could take longer without delay, if the order on each device
+    stays.
 
     A node's latest end is the latest start of every node that depends on it or follows it on a device.
     """

@@ -1,4 +1,4 @@
-"""How long a switch from plan to plan takes: engines start in turn, then states reach their new devices."""
+"""How long a switch between plans takes: engines start one after another, then states reach their new devices."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -23,9 +23,9 @@ def switch_seconds(
 ) -> float:
     """Return how long the switch from `plan` to `other` takes, in seconds.
 
-    Each new instance costs the start of its engine, and the reading of its weights from a disk. A trained instance gets
-    its trained weights and its optimizer over the host link instead. The copies to host memory before the switch are
-    nodes of the last step. `starts` are measured seconds of the start of an engine, in place of its trait.
+    Each new instance costs its engine's start, and reading its weights from a disk. A trained instance gets its trained
+    weights and its optimizer over the host link instead. The copies to host memory before the switch are nodes of the
+    last step. `starts` are measured start-up times in seconds, which replace the engine's trait.
     """
     seconds = sources.orchestration_seconds
     for instance in closed_instances(graph, other, plan):
@@ -46,6 +46,6 @@ def assumed_starts(
     other: ExecutionPlan,
     starts: Mapping[EngineKind, float] = NOT_MEASURED,
 ) -> tuple[str, ...]:
-    """Return a line for each engine that a switch starts, and that has no measured start in `starts`."""
+    """Return a line for each engine that a switch starts without a measured start-up time in `starts`."""
     engines = dict.fromkeys(instance.engine for instance in closed_instances(graph, other, plan))
     return tuple(f"{name} starts in {TRAITS[name].start_seconds:g} s" for name in engines if name not in starts)

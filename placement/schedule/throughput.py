@@ -1,7 +1,7 @@
-"""The speed of a plan in units that people compare: tokens per second, utilisation (MFU), samples, and money.
+"""A plan's speed in units that people compare: tokens per second, utilisation (MFU), samples, and money.
 
-Utilisation is the model FLOPs of a call over its seconds, its devices and their peak (`model_flops`): Chowdhery et al.
-2022 (PaLM, arXiv:2204.02311), appendix B.
+Utilisation is a call's model FLOPs over its seconds, its devices and their peak (`model_flops`): Chowdhery et al. 2022
+(PaLM, arXiv:2204.02311), appendix B.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class CallSpeed:
-    """A call in an iteration of a long run: its seconds, and their share of the iteration.
+    """A call in an iteration of a long run: its seconds, and its share of the iteration.
 
     `tokens_per_second` counts the tokens of prompts and responses, in every epoch; it is None for a computation.
     `utilisation` is the MFU, from 0 to 1; None for a computation, and for devices without a peak by a datasheet (CPU).
@@ -38,10 +38,10 @@ class CallSpeed:
 
 @dataclass(frozen=True, slots=True)
 class IterationWork:
-    """The work of an iteration: rows that train_steps read, each row once, and their tokens.
+    """An iteration's work: the rows that train_steps read, each row once, and their tokens.
 
-    `tokens` are those of prompts and responses. Without a call that generates, all tokens count as responses. If no
-    call trains, the rows of all calls with a model count. `dollars_per_hour` is the price of all devices, or None.
+    `tokens` counts prompts and responses. Without a call that generates, all tokens count as responses. If no call
+    trains, the rows of all model calls count. `dollars_per_hour` is the price of all devices, or None.
     """
 
     samples: int
@@ -51,7 +51,7 @@ class IterationWork:
 
     @classmethod
     def of(cls, graph: DataflowGraph, workload: Workload, dollars_per_hour: float | None = None) -> IterationWork:
-        """Return how much work a graph's iteration is, without its evaluation."""
+        """Return the work of a graph's iteration, without evaluation."""
         calls = [call for call in graph if call.every is None and call.kind != "compute"]
         trained = [call for call in calls if call.kind == "train_step"]
         parts = {part.rows: part for call in trained or calls for part in call.by_row_set}
@@ -64,7 +64,7 @@ class IterationWork:
         )
 
     def dollars_per_million(self, seconds: float) -> float | None:
-        """Return the dollars for a million response tokens, if an iteration takes `seconds`; None without a price."""
+        """Return the dollars per million response tokens if an iteration takes `seconds`; None without a price."""
         if self.dollars_per_hour is None:
             return None
         return self.dollars_per_hour * seconds / 3600 / self.response_tokens * MILLION
@@ -73,7 +73,7 @@ class IterationWork:
 def call_speeds(
     graph: DataflowGraph, plan: ExecutionPlan, schedule: Schedule, workload: Workload, sources: CostSources
 ) -> dict[str, CallSpeed]:
-    """Return each call's speed in an iteration, by name; evaluation, which some steps lack, is left out."""
+    """Return each call's speed in an iteration, by name; evaluation, which not every step has, is left out."""
     speeds = {}
     for call in graph:
         if call.every is not None or not schedule.of_call(call.name):
@@ -111,12 +111,12 @@ def iteration_utilisation(
 
 
 def model_flops(work: CallWork, sizes: ModelSizes) -> float:
-    """Return the floating-point operations that a call's results need, whatever an engine computes beside them.
+    """Return how many floating-point operations a call's results need, whatever else an engine computes.
 
     Forward: 2 per active parameter and token, and 4 x width x context / 2 per token and layer for causal attention
-    (Narayanan et al. 2021, appendix). Active are the matrices of the layers, of the experts only those of a token, and
-    the head for tokens of responses. A train_step has three times as many, in each epoch; with an adapter, two for
-    the base's matrices, which have no gradients. Recomputed layers do not count.
+    (Narayanan et al. 2021, appendix). Active parameters are the layers' matrices (of the experts only those that a
+    token uses) and, for response tokens, the head. A train_step has three times as many operations in each epoch; with
+    an adapter, two times for the base's matrices, which have no gradients. Recomputed layers do not count.
     """
     flops, trains = 0.0, work.kind == "train_step"
     of_base = TRAINING_PASSES - (1 if sizes.adapter else 0) if trains else 1

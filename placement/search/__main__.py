@@ -1,4 +1,4 @@
-"""Compile the search ahead of its first use, as when an image is built: `python -m prefect_rlhf.placement.search`."""
+"""Compiles the search ahead of its first use, as when an image is built: `python -m prefect_rlhf.placement.search`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prefect_rlhf.placement.search.driver import SMALLEST, search
 
 
 def main() -> None:
-    """Use all that is compiled once."""
+    """Use every function that is compiled once, so that its code is on disk."""
     began = time.monotonic()
     plan = search(SMALLEST, budget_seconds=1.0).plan
     assert plan is not None  # a call on a device has a plan

@@ -1,4 +1,4 @@
-"""A ranking by makespan of other choices for a call, or for several together, with all other calls as planned."""
+"""Ranks other choices by makespan, for one call or for several together, with all other calls as planned."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from prefect_rlhf.placement.search.tables.tables import Tables, build_tables
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A choice for a call. `has_room` is whether every device has memory enough by the problem's count."""
+    """A choice for a call. `has_room` is whether every device has enough memory, as the problem counts it."""
 
     choice: Choice
     makespan_us: int
@@ -36,8 +36,9 @@ class Alternative:
 def alternatives(problem: Problem, plan: Plan, most_us: int = INFINITE) -> Mapping[str, Iterator[Alternative]]:
     """Rank for each call every option on every mesh, the fastest first; of equivalent meshes only the first.
 
-    Choices that take longer than `most_us` are left out; a bound tells most of them, without a schedule. The plan's own
-    choice is ranked like the others. Meshes are equivalent if they have the same relations to the other calls' meshes.
+    Choices that take longer than `most_us` are left out; for most of them a bound suffices, without a schedule. The
+    plan's own choice is ranked like the others. Meshes are equivalent if they have the same relations to the other
+    calls' meshes.
     """
     tables = build_tables(problem, RunOrder)
     complete = empty_complete_plan(tables)
@@ -51,7 +52,7 @@ def alternatives(problem: Problem, plan: Plan, most_us: int = INFINITE) -> Mappi
 def timed_together(
     problem: Problem, plan: Plan, calls: Sequence[str], changes: Sequence[Sequence[Choice]]
 ) -> list[tuple[int, bool]]:
-    """Return the makespan with each change of the `calls`, and whether every device then has memory enough."""
+    """Return the makespan for each change of the `calls`, and whether every device then has enough memory."""
     tables, index = build_tables(problem, RunOrder), {call.name: number for number, call in enumerate(problem.calls)}
     complete = empty_complete_plan(tables)
     planned = [(plan[call.name].option, plan[call.name].mesh) for call in problem.calls]
@@ -90,7 +91,7 @@ def fill_makespans(
 ) -> None:
     """Fill `makespans`, and `room` with 1 if no device overflows; leaves the last choice in `p`.
 
-    Beyond `most_us` a makespan may be too small, and has no room.
+    A makespan beyond `most_us` may be too small, and counts as without room.
     """
     for index in range(len(options)):
         p.option[call], p.mesh[call] = options[index], meshes[index]
@@ -113,7 +114,7 @@ def fill_together(t: Tables, p: CompletePlan, choices: Ints, makespans: Ints, ro
 
 
 def unlike(problem: Problem, members: tuple[int, ...], planned: int, others: list[int]) -> list[int]:
-    """Return a mesh of a class for each combination of relations to the `others`; the planned mesh is preferred."""
+    """Return a class's mesh for each combination of relations to the `others`; the planned mesh is preferred."""
     by_relations: dict[tuple[int, ...], int] = {}
     for number in sorted(members, key=lambda number: number != planned):
         mesh = problem.meshes[number]

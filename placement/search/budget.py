@@ -1,7 +1,7 @@
 """Budgets: how long a search may last, in evaluations or in processor time.
 
-Evaluations are bounds and schedules of plans. They are the default: the same question then has the same answer on any
-machine and at any load. Seconds end a search on time, wherever it is then.
+Evaluations are bounds and schedules of plans. They are the default, because the same question then has the same answer
+on any machine and at any load. Seconds end a search on time, but how far it gets depends on the machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ESTIMATE = 4_000  # evaluations that take about as long as an estimate of a plan
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """About `evaluations`, or `seconds` of processor time: the limit that is reached first."""
+    """About `evaluations`, or `seconds` of processor time; whichever limit is reached first."""
 
     evaluations: float = math.inf
     seconds: float = math.inf
@@ -42,22 +42,22 @@ class Budget:
         return Budget(self.evaluations * share, self.seconds * share)
 
     def at_least(self, other: Budget) -> Budget:
-        """Return the larger of both limits."""
+        """Return the larger of both budgets, limit by limit."""
         return Budget(max(self.evaluations, other.evaluations), max(self.seconds, other.seconds))
 
     def at_most(self, other: Budget) -> Budget:
-        """Return the budget with each of its limits, if it has that limit, lowered to the other's."""
+        """Return the budget with its finite limits lowered to the other's."""
         evaluations = min(self.evaluations, other.evaluations) if self.evaluations < math.inf else math.inf
         return Budget(evaluations, min(self.seconds, other.seconds) if self.seconds < math.inf else math.inf)
 
     @property
     def is_spent(self) -> bool:
-        """Whether nothing is left."""
+        """Whether the budget is used up."""
         return self.evaluations <= 0 or self.seconds <= 0
 
 
 class Meter:
-    """The rest of a budget: seconds pass on their own, evaluations count as they are reported."""
+    """What is left of a budget: seconds pass on their own, evaluations count when they are reported."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget, self._evaluations, self._began = budget, 0.0, time.process_time()
@@ -73,6 +73,6 @@ class Meter:
 
     @property
     def left(self) -> Budget:
-        """The rest of the budget; limits may be below 0."""
+        """Return the rest of the budget; limits may be below 0."""
         elapsed = time.process_time() - self._began
         return Budget(self._budget.evaluations - self._evaluations, self._budget.seconds - elapsed)

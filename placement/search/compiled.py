@@ -1,6 +1,6 @@
-"""Compilation of the inner loops by numba, once per machine and version of this folder; the arrays and sets they read.
+"""Compiles the inner loops with numba, once per machine and version of this folder; defines their arrays and sets.
 
-A set of nodes or calls is a single word of bits.
+A set of nodes or calls is a single integer of bits.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def is_compiled() -> bool:
 
 @cache
 def announce_compilation() -> None:
-    """Log, once in a process, that the search will be compiled first, if that is so."""
+    """Log, once per process, that the search must be compiled first, if that is the case."""
     if not is_compiled():
         LOGGER.warning("Compiling the search for the first time here, which takes about half a minute and is kept.")
 
@@ -59,7 +59,7 @@ def compiled(function: Function) -> Function:
 
 
 def inner(function: Function) -> Function:
-    """Compile a function that only compiled functions call, as a part of them.
+    """Compile a function as a part of the compiled functions that call it.
 
     Calling such a function from Python ends the process.
     """
@@ -89,7 +89,7 @@ def lowest(word: int) -> int:
 
 
 def word(members: Sequence[bool]) -> int:
-    """A set as bits.
+    """A set as an integer of bits.
 
     >>> word([True, False, True])
     5
@@ -98,7 +98,7 @@ def word(members: Sequence[bool]) -> int:
 
 
 def starts(lengths: Sequence[int]) -> Ints:
-    """The start of each part if all are stored consecutively, and the end of the last.
+    """The start of each part if all parts are stored consecutively, and the end of the last.
 
     >>> starts([2, 3])
     array([0, 2, 5])

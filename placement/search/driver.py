@@ -1,4 +1,4 @@
-"""The loop that runs a search: budget, interrupt, progress, and the result as a value."""
+"""Runs a search: budget, interrupt, progress, and the result as a value."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _State = TypeVar("_State", bound=State)
 
 
 class Search(Protocol):
-    """A search: `step` does some milliseconds of work, `terminate` returns an outcome if no work remains."""
+    """A search: `step` does some milliseconds of work; `terminate` returns an outcome if no work is left."""
 
     def init(self, t: Tables) -> Any: ...
     def step(self, t: Tables, state: Any) -> Any: ...
@@ -62,7 +62,7 @@ class Search(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Makespan and bound at a moment of a search. `seconds` is None as long as no plan is known."""
+    """Makespan and bound at a moment of a search. `seconds` is None until a plan is known."""
 
     elapsed_seconds: float
     seconds: float | None
@@ -85,8 +85,8 @@ class Progress:
 class SearchResult:
     """The best plan and a bound on every plan. `plan` is None, and times infinite, if no plan was found.
 
-    `seconds` are what counts by the rule: the seconds of an iteration of a long run. No plan of the whole space takes
-    less than `lower_bound_seconds`, in any order of its nodes that the rule allows. `binding` describes the term of the
+    `seconds` is the time by the rule, such as the iteration time of a long run. No plan of the whole space takes less
+    than `lower_bound_seconds`, in any order of its nodes that the rule allows. `binding` describes the term of the
     bound that keeps the plan from being faster.
     """
 
@@ -100,7 +100,7 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """The excess of the plan over the lower bound, as a share of the bound."""
+        """How much longer the plan takes than the lower bound, as a share of the bound."""
         return self.seconds / self.lower_bound_seconds - 1
 
     @property
@@ -112,8 +112,8 @@ class SearchResult:
 class Proof:
     """No plan takes less than `lower_bound_seconds`, and more evaluations prove at most `provable_seconds`.
 
-    `binding` describes the term of the bound that binds. `plan` has the least bound of the visited plans; None if all
-    are left out. A further proof may go on from `reached`.
+    `binding` describes the binding term of the bound. `plan` has the lowest bound of the visited plans; None if all are
+    left out. A further proof can continue from `reached`.
     """
 
     lower_bound_seconds: float
@@ -138,8 +138,9 @@ def search(
 
     The budget is `budget_seconds` of processor time, or about `max_evaluations`. The search ends early if the plan is
     proved optimal, if its gap is at most `max_gap`, if the bound reaches `enough_seconds`, or on KeyboardInterrupt,
-    with the best results so far. The same problem, seed and number of evaluations give the same plan. What a plan takes
-    follows from the `rule`, the order of a run by default. Raises InvalidInput for a budget that is not positive.
+    with the best results so far. The same problem, seed and number of evaluations give the same plan. The `rule`
+    determines a plan's time; by default it is the order of a run. Raises InvalidInput for a budget that is not
+    positive.
     """
     if not budget_seconds > 0:
         raise InvalidInput("budget_seconds", budget_seconds, "more than 0 seconds")
@@ -162,9 +163,10 @@ def prove(
 ) -> Proof:
     """Prove a bound of at most `most_seconds` on every plan, in any order of its nodes that the rule allows.
 
-    It looks for no plan: a plan takes its bound. So it ends when no plan is below the least bound of a visited plan,
-    and no further evaluation raises it. The other parameters are as of `search`. It goes on from an `earlier` proof of
-    the problem with more seconds, whose evaluations count. Raises InvalidInput for a budget that is not positive.
+    It does not look for plans; a plan's bound counts as its time. So it ends when no plan is below the lowest bound of
+    a visited plan, and no further evaluation raises it. The other parameters are as in `search`. It continues an
+    `earlier` proof of the same problem with more seconds, and counts its evaluations. Raises InvalidInput for a budget
+    that is not positive.
     """
     if not budget_seconds > 0:
         raise InvalidInput("budget_seconds", budget_seconds, "more than 0 seconds")
@@ -185,12 +187,14 @@ def prove(
 
 
 def whole_microseconds(seconds: float) -> int:
-    """Return whole microseconds, at most `seconds`; `INFINITE` for infinite seconds."""
+    """Return `seconds` in whole microseconds, rounded down; `INFINITE` for infinite seconds."""
     return INFINITE if seconds == math.inf else math.floor(seconds / MICROSECOND)
 
 
 def warm_up(method: Method = "exact", rule: type[Rule] = RunOrder) -> None:
-    """Load all compiled functions of a method by a rule, or compile them, once in a process: no budget pays for it."""
+    """Load or compile all functions that a method needs with a rule, once per process, so that no budget pays for
+    it.
+    """
     key: Any = rule  # a class can be hashed, which mypy does not see
     _warm_up(method, key)
 

@@ -1,4 +1,4 @@
-"""The ways to search a plan, which forms and flags state before a search is imported."""
+"""Search methods, which forms and flags name before a search is imported."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Parts: compiled functions that exist only inside other compiled functions.
 
-Numba optimizes each function together with all that it calls, and makes machine code of it, so a function ten calls
-deep is optimized ten times. A part is only typed and lowered: the function that Python calls is optimized once, with
-all its parts. The whole search then compiles in 16 processor seconds, with plain `njit` in 53 (2026-11-27).
+Numba optimizes each function together with all functions that it calls, and compiles it to machine code, so a function
+ten calls deep is optimized ten times. A part is only typed and lowered: the function that Python calls is optimized
+once, with all its parts. The whole search then compiles in 16 processor seconds, with plain `njit` in 53 (2026-11-27).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _NoEnvironments:
 
 
 class PartLibrary(JITCodeLibrary):  # type: ignore[misc]  # numba has no types
-    """Code for linking into other libraries."""
+    """Code to be linked into other libraries."""
 
     codegen = _NoEnvironments()
 
@@ -51,7 +51,7 @@ class UsePartLibrary(AnalysisPass):  # type: ignore[misc]
 
 
 class PartCompiler(CompilerBase):  # type: ignore[misc]
-    """Numba's compiler, but a function becomes a part."""
+    """Numba's compiler, except that a function becomes a part."""
 
     def define_pipelines(self) -> list[Any]:
         """See CompilerBase."""

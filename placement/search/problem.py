@@ -48,10 +48,10 @@ class Interval:
 class Option:
     """A way to run a call: a strategy on any mesh of `mesh_class` (an index into the problem's classes).
 
-    Every device of the mesh holds `static_bytes` all the time, and `peak_bytes` (at least as many) while the call runs.
-    Some device of it holds `fullest_bytes` then, if that is more. Calls whose options name the same `copy` share a
-    single copy of static bytes if their meshes are equal. While a link node of the call runs, every device holds
-    `loaded_bytes`, if that is more than `static_bytes`.
+    Every device of the mesh always holds `static_bytes`, and `peak_bytes` (at least as many) while the call runs. Some
+    device then holds `fullest_bytes`, if that is more. Calls with options that name the same `copy` share a single copy
+    of static bytes if their meshes are equal. While a link node of the call runs, every device holds `loaded_bytes`, if
+    that is more than `static_bytes`.
     """
 
     strategy: Strategy
@@ -79,10 +79,10 @@ class PairNode:
     """A move between the meshes of two calls: a reallocation of weights, a transfer of rows.
 
     `microseconds[option of first, option of second]`; if the relation of the meshes matters, with a leading axis of
-    three: disjoint, overlapping but not equal, equal. The node is absent if its entry is 0.
+    three: disjoint, overlapping but not equal, equal. If the entry is 0, the node is absent.
 
-    With `kinds`, the kind of each option of the first call and of the second, the axes are kinds in place of options: a
-    call has many options with the same moves. Every kind has an option.
+    `kinds` groups the options of the first and of the second call, because many options have the same moves; the axes
+    are then kinds instead of options. Every kind has an option.
     """
 
     name: str
@@ -103,12 +103,12 @@ class PairNode:
 
 @dataclass(frozen=True, slots=True)
 class LinkNode:
-    """An offload or reload: occupies the host link of a call's mesh, or its compute. Absent if it takes 0.
+    """An offload or reload. It occupies the host link of a call's mesh, or its compute, and is absent if it takes 0.
 
-    The visit of a call's model is exclusive: while the call or its present link nodes run, no call of another role or
-    copy that visits runs on overlapping meshes, nor do its link nodes. A visit is also exclusive of each call of
-    another copy that leaves no room for its `loaded_bytes`. Then it is late if no other call that visits its devices
-    may lie between the two: its link nodes occupy what their devices compute with, too.
+    A call's model *visits* its devices during the call and its present link nodes. Meanwhile no visiting call of
+    another role or copy, and no link node of such a call, runs on overlapping meshes. A visit also excludes each call
+    of another copy that leaves no room for its `loaded_bytes`. In that case it is late if no other call that visits its
+    devices may lie between the two; a late visit's link nodes also occupy their devices' compute.
     """
 
     name: str
@@ -121,7 +121,7 @@ class LinkNode:
 class ComputeNode:
     """A computation on rows. It may run on any device, so it occupies no device of the problem.
 
-    Its runs of several iterations go in sequence.
+    Its runs in different iterations follow each other.
     """
 
     name: str
@@ -132,7 +132,7 @@ ProblemNode = PlannedCall | PairNode | LinkNode | ComputeNode
 
 
 def calls_of(node: ProblemNode) -> tuple[str, ...]:
-    """The names of a node's calls: two for a pair node, no name for a computation, else a single name."""
+    """The names of a node's calls: two for a pair node, no name for a computation, otherwise a single name."""
     if isinstance(node, ComputeNode):
         return ()
     if isinstance(node, PairNode):
@@ -142,10 +142,11 @@ def calls_of(node: ProblemNode) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A dependency, through absent nodes as well: `source` of iteration i ends before `target` of i + lag starts.
+    """A dependency, also through absent nodes: `source` in iteration i ends before `target` in iteration i + lag
+    starts.
 
-    With `without`, it applies only to plans whose move of that name takes no time; then the lag may be negative. Bounds
-    leave it out.
+    With `without`, it applies only to plans in which the move of that name takes no time; the lag may then be negative.
+    Bounds ignore it.
     """
 
     source: str
@@ -156,16 +157,16 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, eq=False)  # its pair nodes hold arrays
 class Problem:
-    """The question of a search.
+    """A search problem: nodes, edges, meshes and memory.
 
-    `nodes` are in a topological order of the edges of lag 0: the order of the run, which its locks follow, or the order
-    of a file. Ties go to the earlier node. A plan is timed over `iterations`. In a run at most `in_flight` of them have
-    begun and are not over. `between` has, for a call and a visitor that must not run at once, the calls whose visits
-    may come after the visitor's and before the next run of the call; without an entry all may.
+    `nodes` are in a topological order of the edges of lag 0: a run's order, which its locks follow, or a file's order.
+    Ties go to the earlier node. A plan is timed over `iterations`; at most `in_flight` of them run at once. `between`
+    lists, for a call and a visitor that must not run at the same time, the calls that may visit after the visitor and
+    before the call's next run; without an entry any call may.
 
-    `device_bytes[d]` is the memory of device d of the line. A mesh class is a set of meshes (indices into `meshes`) of
-    the same size and the same cost for every option. With equal nodes there is a class per size; with nodes of two
-    kinds a class per size and kind. A preset restricts a call to fewer classes.
+    `device_bytes[d]` is the memory of device d of the line. A mesh class is a set of meshes (indices into `meshes`)
+    with the same size and the same costs for every option. With equal nodes each size is a class; with two kinds of
+    nodes, each size and kind. A preset restricts a call to fewer classes.
     """
 
     name: str
@@ -192,7 +193,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The option and the mesh (both as indices) that a plan gives a call."""
+    """The indices of the option and the mesh that a plan chooses for a call."""
 
     option: int
     mesh: int
@@ -202,7 +203,7 @@ Plan = Mapping[str, Choice]
 
 
 def check_problem(problem: Problem) -> None:
-    """Raise InvalidInput for a problem that no search could read."""
+    """Raise InvalidInput for a malformed problem."""
     _check_sizes(problem)
     _check_meshes(problem)
     num_options = {call.name: len(call.options) for call in problem.calls}

@@ -34,16 +34,16 @@ WORD_BYTES = 8
 
 
 METHODS: dict[str, Mapping[str, Any]] = {}
-"""The static methods of records, by the names of their classes. Types are stored with compiled code, without these."""
+"""The static methods of records, by class name. Types are stored with compiled code, but without these."""
 
 
 class Record:
     """The base of dataclasses of integers, arrays of integers and records.
 
-    Elements of the arrays may change, but no array is replaced. Raises TypeError for an array that is not contiguous
-    or not of int64: compiled code is specific to a layout, so another layout would compile all functions again.
+    Elements of the arrays may change, but no array is replaced. Raises TypeError for an array that is not contiguous or
+    not int64: compiled code is specific to a layout, so another layout would compile all functions again.
 
-    Compiled code may call the static methods of a record, which are compiled: which code that is depends on the type.
+    Compiled code may call a record's static methods, which are compiled; the record's type determines which code runs.
     """
 
     __slots__ = ("_kind", "_words", "address")
@@ -92,7 +92,7 @@ def _array_type(ndim: int) -> Any:
 
 
 class RecordType(types.Type):  # type: ignore[misc]  # numba has no types
-    """The type of a record for the compiler: the place of each field in the words, and its type."""
+    """A record's type for the compiler: each field's place in the words, and its type."""
 
     def __init__(self, name: str, members: Sequence[tuple[str, Any]]) -> None:
         self.record = name
@@ -108,7 +108,7 @@ class RecordType(types.Type):  # type: ignore[misc]  # numba has no types
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Types of the same fields are equal."""
+        """Types with the same fields are equal."""
         return self.name, *self.places.items()
 
 

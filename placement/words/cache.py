@@ -31,4 +31,4 @@ CACHE = Word[float | None](
     effect=lambda placement: {"cache_bytes": placement.cache_bytes},
     phrase="a cache of {:g} GiB".format,
 )
-"""None: room for all rows of a replica at their longest."""
+"""None means room for all rows of a replica at maximum length."""

@@ -1,4 +1,4 @@
-"""Axes and words as fields of pydantic models: of a call in a plan file, and of its words in a run's parameters."""
+"""Axes and words as pydantic fields: of a call in a plan file, and of its words in a run's parameters."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Degree = Annotated[int, Field(ge=1, le=MOST)]
 
 
 class Entries(BaseModel):
-    """A base of models that `with_words` gives a field for each axis and each word, also for those registered later."""
+    """Base of models to which `with_words` adds a field for each axis and word, also for words registered later."""
 
     words_are_optional: ClassVar[bool] = False
-    """Whether a field without a value is None: a word that is not stated. Otherwise it has the word's default."""
+    """Whether a field without a value is None, for a word that is not stated. Otherwise it has the word's default."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -38,7 +38,7 @@ Entry = TypeVar("Entry", bound=Entries)
 
 
 def with_words(model: type[Entry]) -> type[Entry]:
-    """Return the model with a field for each axis that engines offer, and for each word that it lacks."""
+    """Add to a model a field for each axis that engines offer, and for each word that it lacks."""
     return cast(type[Entry], _extended(model, tuple(WORDS.values())))
 
 

@@ -1,4 +1,4 @@
-"""Micro-batches: a replica's rows of a mini-batch run in several parts, so that fewer activations exist."""
+"""Micro-batches: a replica's rows of a mini-batch run in several parts, so that fewer activations exist at a time."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated
@@ -14,7 +14,7 @@ from prefect_rlhf.placement.words.word import MOST, Word, field_of
 
 
 def most_micro_batches(call: Call, placement: Placement) -> int:
-    """Return the number of micro-batches with a single item each, in the fullest replica."""
+    """Return how many micro-batches of a single item the fullest replica would have."""
     return max(each.cut(placement.parts).most_items(placement.strategy.dp) for each in call.by_row_set)
 
 

@@ -1,4 +1,4 @@
-"""Offloading: a part of a call's copy of weights is in host memory while no call uses it."""
+"""Offloading: part of a call's copy of weights is in host memory while no call uses it."""
 
 from prefect_rlhf.placement.plan import Offload
 from prefect_rlhf.placement.words.word import Word

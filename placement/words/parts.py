@@ -1,4 +1,4 @@
-"""Parts: the rows of a call are cut into equal parts by whole groups, and readers begin when the first has ended.
+"""Parts: a call's rows are cut into equal parts by whole groups, and readers begin when the first part has ended.
 
 Each part is a task run (ADR 40).
 """

@@ -1,6 +1,6 @@
 """When an offloaded part comes back: while the previous call runs, or only when its devices are idle.
 
-The latter takes the time of the copies, and no other call needs memory for the part.
+The latter costs the time of the copies, but no other call needs memory for the part.
 """
 
 from collections.abc import Iterator

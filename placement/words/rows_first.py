@@ -9,7 +9,7 @@ from prefect_rlhf.placement.words.word import Word, every_engine, field_of
 
 
 def sends_rows(call: Call, graph: DataflowGraph) -> bool:
-    """Return whether some call reads rows that this call makes."""
+    """Whether some call reads rows that this call makes."""
     return any(call.name in graph.reads_of(other.name) for other in graph)
 
 

@@ -53,7 +53,7 @@ def register(word: Word[Any]) -> None:
 
 
 def stated(placement: Placement) -> list[Word[Any]]:
-    """Return the words that a placement has with another value than the default."""
+    """Return a placement's words that differ from their defaults."""
     values = _VALUES(placement)
     found = (
         []
@@ -64,7 +64,7 @@ def stated(placement: Placement) -> list[Word[Any]]:
 
 
 def having(placement: Placement, values: Mapping[str, Any]) -> Placement:
-    """Return a placement with other values of words, or of other fields, by name."""
+    """Return a placement with these values of words, or of other fields, by name."""
     others = {name: value for name, value in values.items() if name not in _FIELDS}
     if not others:
         return replace(placement, **values)
@@ -74,24 +74,24 @@ def having(placement: Placement, values: Mapping[str, Any]) -> Placement:
 
 
 def without(placement: Placement, words: Iterable[Word[Any]]) -> Placement:
-    """Return a placement with the defaults of some words."""
+    """Return a placement with the default values of these words."""
     return having(placement, {word.name: word.default for word in words})
 
 
 def phrases(placement: Placement) -> Iterator[str]:
-    """Yield the stated words of a placement for people: `8 micro-batches`, `recompute all`."""
+    """Yield a placement's stated words in plain language: `8 micro-batches`, `recompute all`."""
     return (word.phrase(word.of(placement)) for word in stated(placement) if word.phrase is not None)
 
 
 def thriftiest(call: Call, placement: Placement, graph: DataflowGraph) -> Placement:
-    """Return a call's placement with the value of each word that needs the least memory."""
+    """Return a call's placement with the value of each word that needs least memory."""
     usable = (word for word in WORDS.values() if word.may_have(call, placement.engine))
     values = {word.name: word.values(call, placement, graph) for word in usable}
     return having(placement, {name: each[-1] for name, each in values.items() if each})
 
 
 def searched(call: Call, plain: Placement, graph: DataflowGraph) -> Iterator[Placement]:
-    """Yield a call's placement with each combination of values of the words that a search tries in full."""
+    """Yield a call's placement with each combination of word values that a search tries completely."""
     words = [word for word in WORDS.values() if word.is_searched and word.may_have(call, plain.engine)]
     names = [word.name for word in words]
     for values in product(*(word.values(call, plain, graph) or (word.default,) for word in words)):

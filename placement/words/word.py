@@ -1,4 +1,6 @@
-"""A word of a placement: what plan files, checks, searches, costs, engines and people need to know of it."""
+"""A word of a placement: everything that plan files, checks, searches, costs, engines and people need to know about
+it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def _no_fields(placement: Placement) -> Mapping[str, Any]:
 
 
 def every_engine(traits: EngineTraits) -> bool:
-    """Say that every engine offers a word."""
+    """Offer a word in every engine."""
     return True
 
 
@@ -45,8 +47,8 @@ def every_engine(traits: EngineTraits) -> bool:
 class Word(Generic[T]):
     """A word of a placement.
 
-    The default of each field is the simplest word: every call may have it, and only its file reads it. A value that is
-    the word's default is never wrong, and has no effect, no setting and no phrase.
+    The fields' defaults describe the simplest word: every call may have it, and only its file reads it. A word's
+    default value is never wrong, and has no effect, no setting and no phrase.
     """
 
     name: str
@@ -61,20 +63,22 @@ class Word(Generic[T]):
     other_calls: str = ""
     """Why another kind of call may not have it. The text completes a sentence: `a call of kind inference ...`."""
     offered: Callable[[EngineTraits], bool] | None = None
-    """Whether an engine with these traits offers it; None: if the engine's traits name it."""
+    """Whether an engine with these traits offers it; None if the engine's traits name it."""
     other_engines: Callable[[EngineKind], str] = "{} does not offer it".format
     """Why a call of another engine may not have it."""
     wrong: Callable[[Call, Placement, DataflowGraph], Iterator[InvalidInput]] = _nothing
     """Further checks of its value, in a call that may have it."""
     values: Callable[[Call, Placement, DataflowGraph], Sequence[T]] = _no_values
-    """The values that a legal call may have, from the fastest to the smallest in memory; empty: it saves no memory."""
+    """The values that a legal call may have, from the fastest to the smallest in memory; empty if it saves no
+    memory."""
     is_searched: bool = False
-    """Whether the search tries each of `values` with all others. Words that are not have a search of their own."""
+    """Whether the search tries each of `values` with all others. Words that are not searched so have a search of their
+    own."""
     saves: Literal["never", "first", "later"] = "never"
-    """Whether a plan that does not fit takes the last of `values` before copies of weights leave their devices, or
-    later. Within each, words come in the order of the table."""
+    """Whether a plan that does not fit uses the last of `values` before copies of weights leave their devices, or
+    after. Within each group, words come in the order of the table."""
     moves_nothing: bool = False
-    """Whether it changes how a call computes alone, and no node of the augmented graph."""
+    """Whether it only changes how a call computes, and no node of the augmented graph."""
     of_copy: bool = False
     """Whether all calls with a common copy of weights have the same value."""
     rebuilds: bool = False
@@ -86,35 +90,35 @@ class Word(Generic[T]):
     is_written: bool = False
     """Whether a plan file that we write also has its default, for engines that offer it."""
     effect: Callable[[Placement], Mapping[str, Any]] = _no_fields
-    """Fields of `Execution` that its value sets: what costs and bytes depend on."""
+    """Fields of `Execution` that its value sets, which costs and bytes depend on."""
     setting: Callable[[Placement], Mapping[str, Any]] = _no_fields
     """Fields of the engine's `TrainSettings` that its value sets."""
     phrase: Callable[[T], str] | None = None
-    """Its value for people, such as `8 micro-batches`; None: it is not said."""
+    """Its value for people, such as `8 micro-batches`; None if it is not mentioned."""
 
     def of(self, placed: Worded) -> T:
-        """Return its value in a placement, or in an execution or settings that were made of it."""
+        """Return the word's value in a placement, or in an execution or settings made from a placement."""
         try:
             return cast(T, getattr(placed, self.name))
         except AttributeError:
             return cast(T, dict(placed.registered).get(self.name, self.default))
 
     def is_offered(self, engine: EngineKind) -> bool:
-        """Return whether an engine offers the word."""
+        """Whether an engine offers the word."""
         traits = TRAITS[engine]
         return self.name in traits.words if self.offered is None else self.offered(traits)
 
     def may_have(self, call: Call, engine: EngineKind) -> bool:
-        """Return whether a call in an engine may have another value than the default."""
+        """Whether a call in an engine may have another value than the default."""
         return call.kind in self.calls and self.is_offered(engine)
 
     def faster(self, call: Call, placement: Placement, graph: DataflowGraph) -> list[T]:
-        """Return the values that take less time and more memory than the placement's own, the fastest first."""
+        """Return the values that take less time but more memory than the placement's own, the fastest first."""
         values, now = list(self.values(call, placement, graph)), self.of(placement)
         return values[: values.index(now)] if now in values else values[:-1]
 
     def mistakes(self, call: Call, placement: Placement, graph: DataflowGraph) -> Iterator[InvalidInput]:
-        """Yield everything wrong with the value that a placement states, which is not the default."""
+        """Yield everything wrong with a placement's value, if it is not the default."""
         if call.kind not in self.calls:
             yield NotUsed(
                 field_of(call, self.name), self.of(placement), f"a call of kind {call.kind} {self.other_calls}"
@@ -131,7 +135,7 @@ def field_of(call: Call, word: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value as a plan file has it.
+    """Format a value as in a plan file.
 
     >>> shown(True), shown(2.0), shown("all")
     ('true', '2', 'all')

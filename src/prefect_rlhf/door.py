@@ -1,4 +1,4 @@
-"""What the package shows to authors of algorithms, rewards and computations; everything else may change its place."""
+"""What the package offers to authors of algorithms, rewards and computations; everything else may move."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _LOADED_LATER: Mapping[str, str] = MappingProxyType(
         "PlannedRun": "prefect_rlhf.flows.algorithm.run_result",
     }
 )
-"""Names that only a program needs that starts runs, with their modules: ranks import the door too."""
+"""Names that only programs that start runs need, with their modules, because ranks import the door too."""
 
 
 def __getattr__(name: str) -> Any:

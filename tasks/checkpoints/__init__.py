@@ -1,1 +1,1 @@
-"""Checkpoints as the controller sees them: folders, manifests, and whether a run may resume from a checkpoint."""
+"""Checkpoints as the controller sees them: folders, manifests, and whether a run may resume from them."""

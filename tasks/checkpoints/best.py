@@ -1,6 +1,6 @@
-"""The best model of a run by a metric of its evaluations: its checkpoint, and the decision to stop early.
+"""A run's best model by an evaluation metric: its checkpoint, and when to stop early.
 
-Both follow from the run's own record, so a resumed run decides as before.
+Both follow from the run's own record, so a resumed run decides the same way.
 """
 
 import math
@@ -33,10 +33,10 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class BestModel:
-    """The choice of the best evaluation: highest or lowest value of `metric`, and the earliest of equal values.
+    """Selects the best evaluation: the highest or lowest value of `metric`, and the earlier of equal values.
 
-    With `patience` a run ends after this many evaluations in a row without improvement. The initial weights of the run
-    are not a candidate.
+    With `patience`, a run ends after this many evaluations without improvement. Its initial weights are not a
+    candidate.
     """
 
     metric: str
@@ -49,7 +49,7 @@ class BestModel:
         return self.metric.rpartition(".")[0]
 
     def check(self, graph: DataflowGraph, checkpoint_every: int | None, keep_checkpoints: int) -> None:
-        """Raise InvalidInput unless evaluations of the graph can have the metric, and each has its checkpoint."""
+        """Raise InvalidInput unless some call evaluates the metric and each of its evaluations has a checkpoint."""
         evaluations = {call.name: call.every for call in graph if call.every is not None}
         every = evaluations.get(self.call)
         if every is None:
@@ -62,9 +62,9 @@ class BestModel:
             raise InvalidInput("keep_checkpoints", keep_checkpoints, "at least 2 with best_metric")
 
     def check_metric(self, graph: DataflowGraph, tried: Mapping[str, Sequence[str]]) -> str | None:
-        """Raise InvalidInput for a metric that its call certainly lacks; return a warning if the call may lack it.
+        """Raise InvalidInput if the call cannot have the metric; return a warning if it might not.
 
-        `tried` has the names of the metrics that calls reported on made-up rows.
+        `tried` are the metrics that calls reported on made-up rows.
         """
         names = {call.name: metric_names(call, tried.get(call.name)) for call in graph if call.every is not None}
         own, name = names[self.call], self.metric.rpartition(".")[2]
@@ -77,9 +77,9 @@ class BestModel:
         return f"best_metric: only the first evaluation shows whether {self.metric} exists; if not, {likely}"
 
     def evaluations(self, run_dir: Path) -> list[Evaluation]:
-        """Read the evaluations so far, oldest first; the value is NaN if no row had a value.
+        """Read the evaluations so far, oldest first. A value is NaN if no row had a score.
 
-        Raises InvalidInput if no evaluation has the metric, unless all rows of the last were without a score.
+        Raises InvalidInput if no evaluation has the metric, unless the last had only rows without a score.
         """
         found = list(finished_lines("resume_from", run_dir / EVALUATIONS))
         if found and not any(self.metric in one for one in found) and found[-1].get(f"{self.call}.unscored") != 1:
@@ -89,7 +89,7 @@ class BestModel:
         return [Evaluation(one["step"], one.get(self.metric, math.nan)) for one in own if one["step"] > 0]
 
     def best(self, run_dir: Path) -> Evaluation | None:
-        """Return the best evaluation so far; None before the first evaluation whose value is a number."""
+        """Return the best evaluation so far; None if no evaluation has a number yet."""
         sign = 1 if self.highest else -1
         numbers = [one for one in self.evaluations(run_dir) if not math.isnan(one.value)]
         return max(numbers, key=lambda one: (sign * one.value, -one.step), default=None)
@@ -105,7 +105,7 @@ class BestModel:
         return f"no better {self.metric} than {best.value:.4g} after {best.step} steps in {later} evaluations"
 
     def spared(self, run_dir: Path) -> Path | None:
-        """Return the folder of the best checkpoint so far, which must be kept; None without an evaluation."""
+        """Return the folder of the best checkpoint so far, which must not be deleted; None without an evaluation."""
         best = self.best(run_dir)
         return None if best is None else folder_of(run_dir, best.step)
 
@@ -125,7 +125,7 @@ def carry_over_best(best: BestModel, earlier: Path, run_dir: Path) -> None:
 def export_stored(checkpoint: Path, spec: ModelSpec, path: Path, merge: bool = False) -> None:
     """Export a role's model from a checkpoint, rounded to the dtype of its training: see `write_trained`.
 
-    The folder has the tokenizer of the model that was trained.
+    The folder gets the trained model's tokenizer.
     """
     import torch  # only here: a dry run without torch reads checkpoints
 

@@ -1,7 +1,7 @@
-"""Whether a run may resume with other parameters than those of its checkpoint: only with those that it names.
+"""Decides whether a run may resume with changed parameters: only with those that it names.
 
-A named parameter may change if only numbers of later steps depend on it. The order of rows, the calls of a step and
-the shapes of models then stay those of the checkpoint, and its moments and states keep their meaning.
+A named parameter may change if it affects only the numbers of later steps. The order of rows, a step's calls and the
+models' shapes then stay as in the checkpoint, and its optimizer moments and states keep their meaning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _OF_LATER_STEPS = re.compile(
     r"models\.[^.]+\.optimizer\.(?!betas)\w+"
     r"|calls\.[^.]+\.(terms\.[^.]+\.)?(operation\.settings\..+|temperature|weight|mean_over)"
 )
-"""Places of an identity that decide only numbers of later steps. Moments are means under the betas that made them."""
+"""Places in an identity that affect only numbers of later steps. Betas do not: moments are means under the betas that
+made them."""
 
 _NO_NUMBER = "a parameter that is a number, or the schedule of a learning rate"
 _OTHER_STEPS = "a parameter that changes no rows, calls or lengths of a step"
@@ -38,8 +39,8 @@ _ONLY_AT_START = "a parameter that later steps read; the checkpoint has the valu
 class ResumedRun:
     """A run that continues from a checkpoint, with its own arguments.
 
-    `saved` is the identity in the checkpoint, `identity_of` returns the identity of the run with other arguments.
-    `optimizers` has the parameter of each role's optimizer, such as algo.optimizer.
+    `saved` is the checkpoint's identity; `identity_of` computes the run's identity for other arguments. `optimizers`
+    names the parameter of each role's optimizer, such as algo.optimizer.
     """
 
     checkpoint: Checkpoint
@@ -49,9 +50,9 @@ class ResumedRun:
     optimizers: Mapping[str, str]
 
     def changes(self, named: Iterable[str]) -> tuple[tuple[Change, ...], dict[str, Any]]:
-        """Return the changes of the `named` parameters, and the identity of the run without these changes.
+        """Return the changes of the `named` parameters, and the run's identity without these changes.
 
-        Raises InvalidInput for a name that may not change or does not differ, and for any other parameter that differs.
+        Raises InvalidInput for a name that may not change or has not changed, and for other parameters that differ.
         """
         named = tuple(dict.fromkeys(named))
         changes = tuple(change for name in named if (change := self._change(name)) is not None)

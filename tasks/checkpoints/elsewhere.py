@@ -1,6 +1,6 @@
-"""Run folders of a remote output_dir: the files that are downloaded, and the times of uploads.
+"""Mirrors the run folders of a remote output_dir: which files are downloaded, and when files are uploaded.
 
-A run writes into the folder's mirror on this machine. The store decides: checkpoints that it lacks are deleted from the
+A run writes into a mirror on this machine. The store has the last word: checkpoints that it lacks are deleted from the
 mirror too.
 """
 
@@ -22,7 +22,7 @@ LARGE = (".safetensors", ".parquet")
 
 
 def recall_owners(output_dir: Path, name: str, files: tuple[str, ...]) -> None:
-    """Download the named files of the run folders whose names begin with `name`."""
+    """Download the named files of all run folders that begin with `name`."""
     _recall(output_dir, lambda found: found.startswith(name) and found.partition("/")[2] in files, "output_dir")
 
 
@@ -39,13 +39,13 @@ def recall_records(output_dir: Path) -> None:
 
 
 def recall_folder(folder: Path, field: str) -> None:
-    """Download the folder of a run or of a checkpoint without its large files."""
+    """Download a run's or checkpoint's folder without its large files."""
     _recall(folder, lambda name: not name.endswith(LARGE), field)
     _forget_others(folder)
 
 
 def recall_checkpoint(folder: Path, field: str) -> None:
-    """Download a whole checkpoint and the step-by-step records of its run."""
+    """Download a whole checkpoint, and its run's step-by-step records."""
     own, run = f"{CHECKPOINTS}/{folder.name}/", folder.parent.parent
 
     def wanted(name: str) -> bool:
@@ -55,26 +55,26 @@ def recall_checkpoint(folder: Path, field: str) -> None:
 
 
 def publish_record(run_dir: Path) -> None:
-    """Upload the files directly in a run's folder: its records so far."""
+    """Upload the files directly in a run's folder, which are its records so far."""
     if remote_path(run_dir) is not None:
         for file in sorted(path for path in run_dir.iterdir() if path.is_file() and path.suffix != ".part"):
             publish(file)
 
 
 def publish_checkpoint(folder: Path) -> None:
-    """Finish a checkpoint at the store by uploading its manifest. The ranks have already uploaded their shards."""
+    """Finish a checkpoint in the store by uploading its manifest. The ranks have already uploaded the shards."""
     if remote_path(folder) is not None:
         publish_record(folder.parent.parent)
         publish(folder / MANIFEST)
 
 
 def withdraw_checkpoint(folder: Path) -> None:
-    """Delete a checkpoint at the store. The manifest is deleted first, so the rest never counts as a checkpoint."""
+    """Delete a checkpoint from the store, manifest first, so that the rest never counts as a checkpoint."""
     withdraw(folder, first=MANIFEST)
 
 
 def withdraw_unfinished(run_dir: Path) -> None:
-    """Delete the files of unfinished checkpoints at the store."""
+    """Delete the files of unfinished checkpoints from the store."""
     found = names_at_store(run_dir / CHECKPOINTS)
     steps = {name.partition("/")[0] for name in found}
     for step in sorted(step for step in steps if f"{step}/{MANIFEST}" not in found):

@@ -1,10 +1,10 @@
-"""Checkpoints of a run as the controller sees them: finding, checking, finishing and deleting; never loading.
+"""A run's checkpoints as the controller sees them: it finds, checks, finishes and deletes them, but never loads them.
 
     <run>/checkpoints/step-000004/checkpoint.json              the manifest; written last
     <run>/checkpoints/step-000004/actor.trunk/shard-00000.*    written by the ranks
     <run>/checkpoints/step-000006.part/                        not finished: never read
 
-A step's folder is named after the number of finished steps, and a folder in it after a trained set of weights.
+A step's folder is named after the number of finished steps, and the folders in it after the trained sets of weights.
 """
 
 import json
@@ -52,17 +52,17 @@ LATEST = "latest"
 UNFINISHED = ".part"
 PARAMETER = "resume_from"  # as errors name it
 FORMAT = 5
-"""Of manifests. 1 stored paths of modules for operations, 2 did not store losses of a train_step by name, the records
-beside those of 3 count steps from 0, and 4 had a folder for each role."""
+"""The format of manifests. Format 1 stored module paths for operations, 2 did not store a train_step's losses by name,
+3's records count steps from 0, and 4 had a folder for each role."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything in a checkpoint except its shards. `step` steps are finished; all trained weights are v`step`.
+    """Everything in a checkpoint except its shards. `step` steps are finished; all trained weights have version `step`.
 
-    `identity` is the run's identity. `shards` has each index's checksum, by the names of the trained weights and of the
-    file. `fingerprints` has the fingerprint of every weight set by name, frozen sets too. `lineage` has the run's
-    parameters, and which of them were changed on the way.
+    `identity` is the run's identity. `shards` has the checksum of each index file, by weight set and file name.
+    `fingerprints` has every weight set's fingerprint by name, including frozen sets. `lineage` has the run's
+    parameters, and which of them changed on the way.
     """
 
     step: int
@@ -86,16 +86,16 @@ class Checkpoint:
         return self.manifest.step
 
     def shards(self, weights: str) -> tuple[Path, ...]:
-        """Return the index files for a weight set's shards."""
+        """Return the index files of a weight set's shards."""
         return tuple(self.folder / weights / name for name in self.manifest.shards[weights])
 
     def unfinished(self) -> tuple[str, ...]:
-        """Return the names of adjacent folders whose writing was interrupted; no code reads them."""
+        """Return the names of folders next to it that were not finished; no code reads them."""
         return tuple(sorted(path.name for path in self.folder.parent.glob(f"*{UNFINISHED}")))
 
 
 def folder_of(run_dir: Path, step: int) -> Path:
-    """Return the folder of a run's checkpoint after `step` finished steps.
+    """Return the folder of a run's checkpoint after `step` steps.
 
     >>> str(folder_of(Path("runs/mine"), 4))
     'runs/mine/checkpoints/step-000004'
@@ -104,7 +104,9 @@ def folder_of(run_dir: Path, step: int) -> Path:
 
 
 def beside(folder: Path) -> Path:
-    """Return the folder for writing or deleting a checkpoint: the final name always means a whole checkpoint."""
+    """Return the folder to use while a checkpoint is written or deleted: its final name always means a whole
+    checkpoint.
+    """
     return folder.with_name(folder.name + UNFINISHED)
 
 
@@ -118,7 +120,7 @@ def finish(
     states: Mapping[str, SavedState],
     lineage: Lineage | None = None,
 ) -> Path:
-    """Add the manifest to the ranks' shards, and rename the folder: it is now the newest checkpoint.
+    """Add the manifest to the ranks' shards and rename the folder, which makes it the newest checkpoint.
 
     Raises InvalidInput, without renaming, unless the shards hold every element of all trained weights exactly once.
     """
@@ -160,7 +162,7 @@ def keep_newest(run_dir: Path, number: int, spared: Path | None = None) -> None:
 
 
 def clear_unfinished(run_dir: Path) -> None:
-    """Delete a run's unfinished checkpoints. Only the run itself may do so, after all its ranks have ended."""
+    """Delete a run's unfinished checkpoints. Only the run itself may do this, after all its ranks have ended."""
     for part in (run_dir / "checkpoints").glob(f"*{UNFINISHED}"):
         shutil.rmtree(part, ignore_errors=True)
     withdraw_unfinished(run_dir)
@@ -182,7 +184,7 @@ def newest_checkpoint(place: Path) -> Checkpoint:
 
 
 def checkpoint_in(place: Path) -> Checkpoint:
-    """Return the checkpoint of a folder: its own, or the newest of a run's folder.
+    """Return the checkpoint in a folder, or the newest in a run's folder.
 
     Raises InvalidInput if the checkpoint is missing, was changed, or has an older format.
     """
@@ -204,7 +206,7 @@ def _read(folder: Path) -> Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read a finished checkpoint's manifest, and check that its shards exist with their original length."""
+    """Read a finished checkpoint's manifest; check that its shards exist and have their original length."""
     try:
         stored = read_json(folder / MANIFEST)
         is_whole = stored["checksum"] == _checksum(_canonical(stored["manifest"]))
@@ -233,7 +235,7 @@ def check_resumable(
 ) -> None:
     """Raise InvalidInput unless a run of `graph` with this `identity` can resume from the checkpoint up to `num_steps`.
 
-    Work must be left: steps, or, for a run that has not `has_ended`, the work after its last step.
+    Work must be left: steps or, unless the run `has_ended`, the work after its last step.
     """
     difference = first_difference(with_defaults(checkpoint.manifest.identity, graph), identity)
     if difference is not None:

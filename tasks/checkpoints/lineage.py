@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: its run's parameters, changes in resumed runs, and commits on the Hub."""
+"""Where a checkpoint comes from: its run's parameters, their changes in resumed runs, and commits on the Hub."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHANGES = "changes.json"  # in the folder of a run: the parameters that resumed 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A parameter that a resumed run changed after `step` finished steps.
+    """A parameter changed by a resumed run, after `step` finished steps.
 
     >>> print(Change(4, "algo.optimizer.lr", 1e-06, 5e-07))
     after 4 steps: algo.optimizer.lr 1e-06 -> 5e-07
@@ -37,7 +37,7 @@ class Change:
 class Lineage:
     """A run's parameters by their dotted names, and all changes since the first run, oldest first.
 
-    `commits` are those of the Hub's repositories that it reads, by repository and branch: a resumed run reads the same.
+    `commits` are the commits it reads from the Hub, by repository and branch: a resumed run reads the same.
     """
 
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -45,14 +45,14 @@ class Lineage:
     commits: dict[str, str] = field(default_factory=dict)
 
     def change_of(self, parameter: str) -> Change | None:
-        """Return the newest change of a parameter."""
+        """Return a parameter's newest change."""
         return next((change for change in reversed(self.changes) if change.parameter == parameter), None)
 
 
 def parameters_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return a flow's arguments as plain values, each by its dotted name.
 
-    Paths of models and data are left out, because they may differ, and plays, whose arguments may be secrets.
+    Leaves out paths of models and data, which may differ, and plays, because their arguments may be secret.
 
     >>> from prefect_rlhf.tasks.settings import Update
     >>> parameters_of({"update": Update(epochs=2), "staleness": 0})
@@ -68,7 +68,7 @@ def parameters_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_parameters(arguments: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a flow's arguments with other values of the parameters of these dotted names.
+    """Return a flow's arguments with some parameters replaced, given by dotted name.
 
     Raises pydantic's ValidationError if a value does not fit the others.
     """

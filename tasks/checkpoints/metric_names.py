@@ -1,4 +1,4 @@
-"""The names of a call's metrics that are known before it has run."""
+"""The names of a call's metrics, as known before it runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ PACKAGE = __name__.partition(".")[0]
 
 @dataclass(frozen=True, slots=True)
 class MetricNames:
-    """The known names of a call's metrics, and the prefixes of further names that it may have.
+    """The known names of a call's metrics, and prefixes of further names that it may report.
 
     >>> names = MetricNames(("exact", "failed", "seconds"), others=("exact/",))
     >>> names.excludes("exat"), names.excludes("exact/length")
@@ -29,7 +29,7 @@ class MetricNames:
 
 
 def hint(metric: str, owner: str, known: Sequence[str]) -> str:
-    """Return what is right in place of a metric that the `owner` lacks: the metric that was meant, perhaps.
+    """Return a correction for a metric that the `owner` lacks, such as a similar name.
 
     >>> hint("reward.exat", "reward has", ("reward.exact", "reward.failed"))
     'reward.exact, perhaps: reward has reward.exact, reward.failed'
@@ -42,9 +42,9 @@ PLAY_METRICS = ("turns", "own_tokens", "observed_tokens", "failed", "answer_seco
 
 
 def metric_names(call: Call, tried: Sequence[str] | None = None) -> MetricNames:
-    """Return the names of a call's metrics; `tried` are its metrics on made-up rows, if it ran on such rows.
+    """Return the names of a call's metrics; `tried` are its metrics on made-up rows, if it was tried.
 
-    A computation of this package has the same names on any rows. A user's computation may derive names from its rows.
+    A shipped computation has the same names on any rows. A user's computation may derive names from its rows.
     """
     if call.kind == "inference":
         return MetricNames(("failed",) if "scores" in call.outputs else ())

@@ -14,20 +14,17 @@ from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.tracing.operations import Bound
 
 ORIGIN = ("path", "new_head", "content")
-"""Fields of a model that matter only to where its version 0 comes from."""
+"""A model's fields that only say where its version 0 comes from."""
 
 _OF_EXECUTION = (
     *("python", "workers", "at_once", "expected_turns", "expected_answer_tokens", "seconds_per_answer"),
     *("deadline_seconds", "play_seconds", "retries", "most_failed"),
 )
-"""Settings of a play that matter only to where it runs, to its processes, to the planner, and to which rows fail.
-
-A run that ended because too many rows failed may resume with other limits: they change no token of a row that does not
-fail.
-"""
+"""A play's settings that affect only where it runs, its processes, the planner, and which rows fail. A run that ended
+because too many rows failed may resume with other limits, because these change no token of a row that does not fail."""
 
 _OF_TRIAL = ("try_first",)
-"""Settings of a reward function that matter only to its trial before a run."""
+"""A reward function's settings that affect only its trial before a run."""
 
 _HASH = re.compile(r"hash [0-9a-f]{16}")
 
@@ -35,10 +32,9 @@ _HASH = re.compile(r"hash [0-9a-f]{16}")
 def run_identity(graph: DataflowGraph, seed: int, checkpoint_every: int | None) -> dict[str, Any]:
     """Return the algorithm with all its settings, the models' shapes and optimizers, the datasets' sizes, and the seed.
 
-    The storage of models, the plan, and the place and the processes of plays are not part of it. The interval of
-    checkpoints is part of it with staleness, because a checkpoint then decides which weights are read after it
-    (`Span.drained`). The stated lengths of computed rows are not part of it: a run that ended because a row was too
-    long may resume with a larger length.
+    Excluded are where models are stored, the plan, and where and in how many processes plays run. With staleness the
+    checkpoint interval is included, because a checkpoint then decides which weights are read after it (`Span.drained`).
+    Stated lengths of computed rows are excluded, so a run that failed on a long row may resume with a larger length.
     """
     models = {model.role: asdict(model) for model in graph.models}
     for role, model in models.items():
@@ -59,10 +55,10 @@ def run_identity(graph: DataflowGraph, seed: int, checkpoint_every: int | None) 
 
 
 def with_defaults(identity: Mapping[str, Any], graph: DataflowGraph) -> dict[str, Any]:
-    """Return a saved identity, with defaults for the fields that the version that saved it did not have.
+    """Return a saved identity, with defaults for fields that did not exist when it was saved.
 
-    The defaults are those of the object at the same place in `graph`, so a later field makes no difference unless this
-    run uses it.
+    Defaults come from the object at the same place in `graph`, so a new field makes no difference unless this run uses
+    it.
     """
     groups: Mapping[str, Mapping[str, object]] = {
         "models": {model.role: model for model in graph.models},
@@ -81,7 +77,8 @@ def with_defaults(identity: Mapping[str, Any], graph: DataflowGraph) -> dict[str
 
 
 def first_difference(left: Any, right: Any) -> tuple[str, Any, Any] | None:
-    """Return the path of the first difference of two plain values, and both values there; None if they are equal.
+    """Return the path of the first difference between two plain values, with both values there; None if they are
+    equal.
 
     >>> first_difference({"lr": 1, "model": {"layers": 2}}, {"lr": 1, "model": {"layers": 3}})
     ('model.layers', 2, 3)
@@ -90,7 +87,7 @@ def first_difference(left: Any, right: Any) -> tuple[str, Any, Any] | None:
 
 
 def all_differences(left: Any, right: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the path of each difference of two plain values, and both values there.
+    """Yield the path of each difference between two plain values, with both values there.
 
     >>> list(all_differences({"lr": 1, "model": {"layers": 2}}, {"lr": 2, "model": {"layers": 3}}))
     [('lr', 1, 2), ('model.layers', 2, 3)]

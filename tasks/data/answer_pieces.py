@@ -1,8 +1,8 @@
-"""Chats cut at the start and end of each answer as the chat template renders them, and their tokens with a mask.
+"""Cuts chats at the start and end of each answer, as the chat template renders them, and makes masked tokens.
 
-The template is rendered on the first messages, then on one more message at a time; neighbours of a role, such as the
-answers of several tools, come together. Each rendering must begin with the previous rendering; the text after that
-prefix is the message's own. Pieces become tokens separately, as a prompt and its response do during sampling.
+The template renders the first messages, then one more message at a time; neighbours with the same role, such as the
+answers of several tools, are added together. Each rendering must begin with the previous rendering, and the rest is the
+message's own text. Pieces are tokenized separately, as a prompt and its response are during sampling.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ ASSISTANT, SYSTEM, TOOL = "assistant", "system", "tool"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a text; every token of an answer is trained on. `mark`: see ControlTokens."""
+    """A piece of text; every token of an answer is trained on. `mark`: see ControlTokens."""
 
     text: str
     is_answer: bool
@@ -30,7 +30,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class MaskedTokens:
-    """Tokens of a row; the first `prompt_length` are context, and `mask` is 1 at each later trained token."""
+    """A row's tokens: the first `prompt_length` are context, and `mask` is 1 at each later token that is trained on."""
 
     tokens: list[int]
     prompt_length: int
@@ -45,7 +45,7 @@ def chat_pieces(
     tools: Tools = (),
     variables: Variables | None = None,
 ) -> list[Piece]:
-    """Cut a chat into pieces; the assistant's messages from number `first` on are answers, without their heading.
+    """Cut a chat into pieces. The assistant's messages from number `first` on are answers, without their heading.
 
     The heading is the text that the template adds before an answer (its generation prompt). Raises InvalidInput, at
     `where`, for a template that removes or changes earlier text, and for messages that the template refuses.
@@ -90,8 +90,8 @@ def _check_prefix(before: str, after: str, where: str, when: str) -> None:
 def masked_tokens(tokenizer: Any, pieces: Sequence[Piece], eos_token: str | None = None) -> MaskedTokens:
     """Return the tokens of pieces, without the text after the last answer.
 
-    An answer ends with its end (see `answer_end`), if it has one: a model never samples the text after it. An
-    `eos_token` stands in the place of the template's end.
+    An answer stops after its end marker (see `answer_end`), if it has a marker, because a model never samples what
+    follows. `eos_token` replaces the template's end.
     """
     tokens: list[int] = []
     trained: list[bool] = []

@@ -1,4 +1,4 @@
-"""Chats, answered prompts and texts to learn from: reading by ranks, and checks by the controller before a run."""
+"""Chats, answered prompts and texts to learn from: ranks read them, and the controller checks them before a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -55,8 +55,8 @@ class ChatDataset(DatasetSource):
     def check(self, max_tokens: int, vocabulary: int | None = None, items: Sequence[int] | None = None) -> CheckedRows:
         """Raise InvalidInput for data that would fail in some step.
 
-        `max_tokens` is the longest row that fits. `vocabulary` is the vocabulary size of the models. `items` are
-        those that a run reads, by default all.
+        `max_tokens` is the longest row that fits. `vocabulary` is the vocabulary size of the models. `items` are the
+        items that a run reads, by default all.
         """
         columns = self._columns
         for column in columns:
@@ -73,7 +73,7 @@ class ChatDataset(DatasetSource):
         return self.checked_rows(items, max_tokens, vocabulary)
 
     def checked_tokens(self, items: Sequence[int]) -> list[list[int]]:
-        """Return the tokens of some rows. Raises InvalidInput for a row that has no text, or nothing to learn."""
+        """Return the tokens of some rows. Raises InvalidInput for a row without text, or without anything to learn."""
         columns, read = self._columns, self._values(items)
         for row, values in zip(items, read, strict=True):
             for column, value in zip(columns, values, strict=True):
@@ -97,7 +97,7 @@ class ChatDataset(DatasetSource):
 
     @property
     def wanted(self) -> Wanted:
-        """Chats, completions or texts, in their columns; with labels, only rated completions."""
+        """Chats, completions or texts, with their columns; with labels, only rated completions."""
         completion = (self.prompt_column, self.completion_column)
         if self.label_column is not None:
             settings = ["prompt_column", "completion_column"]
@@ -123,7 +123,7 @@ class ChatDataset(DatasetSource):
 
     @property
     def goes_through_template(self) -> bool:
-        """Whether the tokenizer's chat template writes the rows."""
+        """Whether rows are formatted by the tokenizer's chat template."""
         return self.chat_template or any(map(self._holds_messages, self._columns))
 
     def _holds_messages(self, column: str) -> bool:

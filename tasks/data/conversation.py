@@ -1,6 +1,6 @@
-"""A row of a play as messages, cut out of its tokens. Nothing is rendered again, so special tokens stay visible.
+"""Shows a play's row as messages, cut out of its tokens. It renders no text again, so special tokens stay visible.
 
-Each message also has its words: the text without special tokens and headings, of a prompt its last user message.
+Each message also has plain words: its text without special tokens and headings or, for a prompt, its last user message.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ Message = dict[str, str]
 
 
 class Reader(Protocol):
-    """Reads tokens as text: as they are, without the template's own, and the last user message of a prompt."""
+    """Decodes tokens to text: as they are, without the template's special tokens, and a prompt's last user message."""
 
     def text(self, tokens: Sequence[int]) -> str: ...
     def words(self, tokens: Sequence[int], *, has_headings: bool) -> str: ...

@@ -1,4 +1,4 @@
-"""Prompts and preference pairs: reading by ranks, and checks by the controller before a run.
+"""Prompts and preference pairs: ranks read them, and the controller checks them before a run.
 
 Prompts: a column of strings, or of chats (lists of {role, content}). Preferences: two columns of strings or of chats,
 the chosen and the rejected answer, and optionally a prompt column as above (an empty prompt is allowed before strings).
@@ -37,10 +37,10 @@ DEFAULT_PROMPT_COLUMN = "prompt"
 @final
 @dataclass(frozen=True)
 class PromptDataset(DatasetSource):
-    """Prompts: key `prompt_tokens` of each row. `last_answer`: what to do if a chat ends with an answer.
+    """Prompts: key `prompt_tokens` of each row. `last_answer` says what to do with a chat that ends with an answer.
 
-    Prompts of more than `max_prompt_length` tokens are treated as `overlong_prompts` says. The numbering of rows skips
-    prompts that are left out. The chat template shows the schemas of `tools`.
+    Prompts of more than `max_prompt_length` tokens are treated as `overlong_prompts` says. Prompts that are left out
+    are not numbered. The chat template shows the schemas of `tools`.
     """
 
     prompt_column: str = DEFAULT_PROMPT_COLUMN
@@ -61,7 +61,7 @@ class PromptDataset(DatasetSource):
 
     @property
     def num_items(self) -> int:
-        """The number of prompts, without prompts that are left out."""
+        """The number of prompts that are kept."""
         return len(self._kept) if self.overlong_prompts == "drop" else len(self.rows)
 
     def items_of(self, row_ids: Sequence[int]) -> Sequence[int]:
@@ -77,8 +77,8 @@ class PromptDataset(DatasetSource):
     def check(self, max_tokens: int, vocabulary: int | None = None, items: Sequence[int] | None = None) -> CheckedRows:
         """Raise InvalidInput for data that would fail in some step.
 
-        `max_tokens` is the longest prompt that fits. `vocabulary` is the vocabulary size of the models. `items` are
-        those that a run reads, by default all.
+        `max_tokens` is the longest prompt that fits. `vocabulary` is the vocabulary size of the models. `items` are the
+        items that a run reads, by default all.
         """
         self.rows.require_text(self.prompt_column, allow_messages=True)
         self.check_columns()
@@ -103,7 +103,7 @@ class PromptDataset(DatasetSource):
         return CheckedRows(lengths, (*self.remarks(), *([remark] if remark else [])))
 
     def remarks(self) -> tuple[str, ...]:
-        """Return a line for the log with the chat template's rendering, if the template writes the rows."""
+        """Return a log line with an example of what the chat template renders, if rows go through the template."""
         if not self.goes_through_template:
             return ()
         tokenizer = self.loaded
@@ -111,7 +111,7 @@ class PromptDataset(DatasetSource):
 
     @property
     def goes_through_template(self) -> bool:
-        """Whether the tokenizer's chat template writes the rows."""
+        """Whether rows are formatted by the tokenizer's chat template."""
         return self.chat_template or self.rows.column(self.prompt_column).holds_messages
 
     @property
@@ -121,7 +121,7 @@ class PromptDataset(DatasetSource):
 
     @property
     def wanted(self) -> Wanted:
-        """Prompts, in their column."""
+        """Prompts, with their column."""
         return self.wants("prompts", {"prompt": (self.prompt_column,)}, ["prompt_column"])
 
     @property
@@ -149,7 +149,7 @@ class PromptDataset(DatasetSource):
         return self._limit.kept(self._all_rows.lengths) if self._limit else tuple(range(len(self.rows)))
 
     def checked_tokens(self, items: Sequence[int]) -> list[list[int]]:
-        """Return the tokens of stored prompts. Raises InvalidInput for one that is no prompt."""
+        """Return the tokens of stored prompts. Raises InvalidInput for a value that is not a prompt."""
         prompts = self._prompts(items)
         for row, prompt in zip(items, prompts, strict=True):
             self.check_prompt(row, prompt, remedy=", or set last_answer to strip")
@@ -183,8 +183,8 @@ class PromptDataset(DatasetSource):
 class PreferenceDataset(DatasetSource):
     """Pairs of rows, 2i the chosen and 2i + 1 the rejected answer of pair i: keys `tokens` and `prompt_length`.
 
-    Both rows begin with the prompt. The end of an answer closes an answer in a chat; with `end_of_text` the
-    end-of-sequence token closes other answers too.
+    Both rows begin with the prompt. An answer in a chat ends with the template's end of an answer. With `end_of_text`,
+    other answers end with the end-of-sequence token.
     """
 
     prompt_column: str | None = DEFAULT_PROMPT_COLUMN
@@ -213,8 +213,8 @@ class PreferenceDataset(DatasetSource):
     def check(self, max_tokens: int, vocabulary: int | None = None, items: Sequence[int] | None = None) -> CheckedRows:
         """Raise InvalidInput for data that would fail in some step.
 
-        `max_tokens` is the longest row that fits. `vocabulary` is the vocabulary size of the models. `items` are
-        those that a run reads, by default all.
+        `max_tokens` is the longest row that fits. `vocabulary` is the vocabulary size of the models. `items` are the
+        items that a run reads, by default all.
         """
         for column in filter(None, (self._prompt_column, self.chosen_column, self.rejected_column)):
             self.rows.require_text(column, allow_messages=column == self._prompt_column or self._has_chats)
@@ -236,7 +236,7 @@ class PreferenceDataset(DatasetSource):
 
     @property
     def wanted(self) -> Wanted:
-        """Pairs, in the columns of both answers, with a prompt or without."""
+        """Pairs: the columns of both answers, with or without a prompt."""
         answers = (self.chosen_column, self.rejected_column)
         own = {"pairs": (*([self.prompt_column] if self.prompt_column else []), *answers)}
         return self.wants("pairs", own, ["prompt_column", "chosen_column", "rejected_column"], {"pairs": answers})
@@ -271,7 +271,7 @@ class PreferenceDataset(DatasetSource):
 
     @property
     def goes_through_template(self) -> bool:
-        """Whether the tokenizer's chat template writes the rows."""
+        """Whether rows are formatted by the tokenizer's chat template."""
         return self.chat_template or self._has_chat_prompts
 
     @property

@@ -1,4 +1,4 @@
-"""Scores of rows by Python functions: worker processes call the functions on a rank's rows as plain values."""
+"""Scores rows with Python functions: worker processes call them with a rank's rows as plain values."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HostScore:
-    """The computation of a call on hosts; `settings` is a HostRewards as JSON, `call` the name of the call.
+    """A host call's computation; `settings` is a HostRewards as JSON, `call` the call's name.
 
-    With `answers`, the key `answer` has a number for each row, equal for equal answers, and negative without an answer.
-    With `own_prompts`, an earlier call made the rows' prompts, and functions see their text in place of the dataset's.
+    With `answers`, the key `answer` has a number for each row: equal for equal answers, negative without an answer.
+    With `own_prompts`, an earlier call made the prompts, and functions see their text instead of the dataset's.
 
-    Makes `scores` [B], the weighted sum over the functions. A score is NaN for a row that failed and for a row to which
-    no function applies. A row fails too if its sum is beyond the bound of scores. With several functions, each
-    function's values also form a key. Metrics: the mean of each function and its further metrics, the shares
-    of failed rows and of rows without a score, and the total seconds.
+    Makes `scores` [B], the weighted sum over the functions. A score is NaN if the row failed or no function applies. A
+    row also fails if its sum exceeds the bound on scores. With several functions, each function's values are a key too.
+    Metrics: each function's mean and further metrics, the shares of failed rows and of rows without a score, and the
+    total seconds.
     """
 
     settings: str
@@ -67,7 +67,7 @@ class HostScore:
 
 @lru_cache(maxsize=8)
 def pool_of(settings: str) -> HostPool:
-    """Return this process's pool for a HostRewards; its workers end with the process."""
+    """Return this process's worker pool for a HostRewards; the workers end with the process."""
     rewards = HostRewards.model_validate_json(settings)
     return HostPool(rewards.host_functions, rewards.host_settings)
 
@@ -75,7 +75,7 @@ def pool_of(settings: str) -> HostPool:
 def plain_rows(rollout: Batch, own_prompts: bool) -> list[Mapping[str, Any]]:
     """Return each row as plain values: every column of its dataset, `prompt` and `response`.
 
-    `prompt` is the dataset's, which may be a chat. With `own_prompts` it is the text that the model read.
+    `prompt` is the dataset's, possibly a chat; with `own_prompts`, it is the text that the model read.
     """
     text = text_columns(rollout)
     ids = {"response_ids": _response_ids(rollout)}
@@ -85,9 +85,9 @@ def plain_rows(rollout: Batch, own_prompts: bool) -> list[Mapping[str, Any]]:
 
 
 def weighted_sums(values: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> list[float]:
-    """Return each row's sum of weight times value over the functions that apply; NaN if no function applies.
+    """Return each row's weighted sum over the functions that apply; NaN if no function applies.
 
-    A function whose value is NaN does not apply.
+    A function that returns NaN does not apply.
 
     >>> weighted_sums({"exact": [1.0, math.nan], "short": [0.5, math.nan]}, {"exact": 2.0, "short": 1.0})
     [2.5, nan]

@@ -1,7 +1,7 @@
-"""Messages as a chat template takes them, from the forms in which files have them.
+"""Converts messages from the forms found in files to the form that chat templates take.
 
-Parquet gives every message all keys of its type: those that are None are left out. Content in parts is joined, unless
-the template takes parts. Arguments of calls and schemas of tools may be JSON text.
+Parquet gives every message all keys of its type, so keys with None are left out. Content in parts is joined, unless the
+template takes parts. Call arguments and tool schemas may be JSON text.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _MARKER = "the text of a part"
 
 
 def plain_messages(tokenizer: Any, messages: Any, has_all_keys: bool, where: str) -> Any:
-    """Return messages as the template of a tokenizer takes them; a value that is no list as it is.
+    """Return messages as a tokenizer's template takes them; a value that is not a list is returned unchanged.
 
-    `has_all_keys`: the file gives each message every key, with None for those that it lacks. Raises InvalidInput, at
+    `has_all_keys` means that the file gives each message every key, with None for missing keys. Raises InvalidInput, at
     `where`, for a part that is not text.
     """
     if not isinstance(messages, list):
@@ -32,7 +32,7 @@ def plain_messages(tokenizer: Any, messages: Any, has_all_keys: bool, where: str
 
 
 def shown_tools(value: Any, has_all_keys: bool, where: str) -> Tools:
-    """Return the schemas of tools in a row's column: a list of objects, or JSON text of it or of each.
+    """Return the tool schemas in a row's column: a list of objects, or JSON text of the list or of each object.
 
     Raises InvalidInput, at `where`, for any other value.
     """
@@ -45,7 +45,7 @@ def shown_tools(value: Any, has_all_keys: bool, where: str) -> Tools:
 
 
 def has_text(turn: Mapping[str, Any]) -> bool:
-    """Whether a message says something: text that is not blank, or a call; a tool may return an empty text."""
+    """Whether a message has content: text that is not blank, or a call; a tool may also return an empty text."""
     content = turn.get("content")
     if isinstance(content, list):
         content = "".join(str(part.get("text") or "") for part in content)
@@ -118,7 +118,7 @@ def _without_none(value: Any) -> Any:
 
 
 def ignores_calls(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the template writes nothing of the calls in messages."""
+    """Whether the template leaves out the calls in messages."""
     without = [{key: value for key, value in turn.items() if key != "tool_calls"} for turn in messages]
     try:
         return written(tokenizer, messages) == written(tokenizer, without)

@@ -1,4 +1,4 @@
-"""The tokenizers of a graph's roles, and which of them give every token id the same text."""
+"""The tokenizers of a graph's roles, and which of them agree on the text of every token id."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prefect_rlhf.tasks.data.vocabulary import has_tokenizer, have_same_files, r
 
 
 def tokenizers_of(graph: DataflowGraph) -> Tokenizers:
-    """Return the tokenizers of a graph. Files are read only if roles in several folders write tokens.
+    """Return a graph's tokenizers. Files are read only if roles in several folders write tokens.
 
     A role without a tokenizer uses the tokenizer of a role that reads the same rows, as the checks before a run assume.
     Raises InvalidInput for a tokenizer that cannot be read.
@@ -30,7 +30,7 @@ def tokenizers_of(graph: DataflowGraph) -> Tokenizers:
 
 
 def have_same_text(one: str, other: str) -> bool:
-    """Whether the tokenizers of two folders give each token id the same text, but for ids that only one of them has.
+    """Whether two folders' tokenizers give each shared token id the same text.
 
     Raises InvalidInput for a tokenizer that cannot be read.
     """

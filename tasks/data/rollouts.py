@@ -89,7 +89,7 @@ _have_same_text = cache(have_same_text)  # a rank asks again in every step
 
 
 def play_columns(rollout: Batch) -> dict[str, list[Any]]:
-    """Return `messages`, `turns` (their number) and `turn_rewards` of each row; no column for rows without a play."""
+    """Return each row's `messages`, number of `turns` and `turn_rewards`; no column for rows without a play."""
     if "turn_rewards" not in rollout.columns:
         return {}
     read, rewards = reader_of(rollout.tokenizer), lists(rollout, "turn_rewards")
@@ -103,10 +103,10 @@ def play_columns(rollout: Batch) -> dict[str, list[Any]]:
 
 
 def shown_columns(rollout: Batch, scores: Batch) -> dict[str, list[Any]]:
-    """Return the columns of rollouts and evaluations that people look at first.
+    """Return the columns that people look at first, for rollouts and evaluations.
 
-    They are `prompt` and `response` as text, `user_message`, the last user message of the prompt or a prompt that is no
-    chat, and of several named rewards each as `reward_NAME`.
+    They are `prompt` and `response` as text; `user_message`, the prompt's last user message (or a prompt that is not a
+    chat); and, with several named rewards, `reward_NAME` for each.
     """
     read, tokens = reader_of(rollout.tokenizer), lists(rollout, "tokens")
     lengths = [int(length) for length in rollout.columns["prompt_length"]]
@@ -150,7 +150,7 @@ def step_files(run_dir: Path, folder: str = "*") -> list[Path]:
 
 
 def carry_over_rollouts(earlier_run_dir: Path, run_dir: Path, last_step: int) -> int:
-    """Give `run_dir` the rows that an earlier run wrote in steps up to `last_step`; return the number of files.
+    """Add to `run_dir` the rows that an earlier run wrote in steps up to `last_step`; return the number of files.
 
     All files that `write_rows` wrote are hard-linked, or copied if hard links are impossible. A reader of `run_dir`
     then sees every step once. Existing files of `run_dir` are unchanged.

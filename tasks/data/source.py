@@ -1,4 +1,4 @@
-"""The common part of all datasets: their settings, further columns by row number, checks of prompts and tokens."""
+"""The common part of all datasets: settings, further columns by row number, checks of prompts and tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -30,11 +30,10 @@ from prefect_rlhf.tasks.data.tokenizer import Tools, load_tokenizer, template_re
 class DatasetSource:
     """A name (the flow's parameter), the path of the rows, a split and a tokenizer's folder.
 
-    `column_paths` gives columns other names: key -> column, or field of a struct such as `reward_model.ground_truth`.
-    `form` is the format of the rows; if it is None, the columns decide. The chat template gets `chat_template_kwargs`,
-    and a row's schemas of tools. `eos_token` and `template`, the text of another chat template than the folder's, are
-    the model's settings.
-    `say` gets a line now and then during a long check.
+    `column_paths` renames columns: key -> column, or field of a struct such as `reward_model.ground_truth`. `form` is
+    the rows' format; if it is None, the columns decide. The chat template gets `chat_template_kwargs` and a row's tool
+    schemas. `eos_token` and `template` (a chat template that replaces the folder's) are the model's settings. `say`
+    gets progress lines during a long check.
     """
 
     name: str
@@ -68,7 +67,7 @@ class DatasetSource:
 
     @property
     def wanted(self) -> Wanted:
-        """The kind of this dataset, and the columns that it reads."""
+        """This dataset's kind, and the columns that it reads."""
         raise NotImplementedError
 
     def wants(
@@ -78,14 +77,14 @@ class DatasetSource:
         settings: Sequence[str],
         otherwise: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> Wanted:
-        """Return a kind with its own forms; columns in `settings` that are no defaults are stated."""
+        """Return a kind with our own forms; columns in `settings` that differ from the defaults count as stated."""
         default = {one.name: one.default for one in fields(self)}
         stated = {name: getattr(self, name) for name in settings if getattr(self, name) != default[name]}
         return Wanted(kind, own, otherwise, stated, self.form, self.tools_column)
 
     @property
     def loaded(self) -> Any:
-        """The tokenizer, with the chat template that writes the rows. Raises InvalidInput as `load_tokenizer` does."""
+        """The tokenizer, with the chat template for the rows. Raises InvalidInput as `load_tokenizer` does."""
         return load_tokenizer(self.tokenizer, self.template)
 
     @property
@@ -95,7 +94,9 @@ class DatasetSource:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names that `read_column` accepts: keys of `column_paths`, and stored columns that no call's key hides."""
+        """The names that `read_column` accepts: keys of `column_paths`, and stored columns not hidden by a call's
+        key.
+        """
         return tuple(name for name in self._paths if name not in keys_of_calls())
 
     @property
@@ -122,18 +123,18 @@ class DatasetSource:
         return place in self.rows.found.makes and place not in self.stored.names
 
     def remarks(self) -> tuple[str, ...]:
-        """Return lines for the log: changes to rows beyond reading them."""
+        """Return log lines about changes made to the rows when reading them."""
         if not self.goes_through_template:
             return ()
         return (template_remark(self.name, self.loaded, variables=self.variables),)
 
     def warnings(self) -> tuple[str, ...]:
-        """Return lines for the log about tools and calls in the rows that their tokens do not show."""
+        """Return log lines about tools and calls in the rows that the tokens do not show."""
         return unshown(self)
 
     @property
     def variables(self) -> Mapping[str, Any]:
-        """The variables of the chat template."""
+        """The variables for the chat template."""
         return template_variables(self.chat_template_kwargs, self.eos_token)
 
     @property
@@ -142,7 +143,7 @@ class DatasetSource:
         return ()
 
     def messages(self, column: str, items: Sequence[int]) -> list[Any]:
-        """Return a column's values; chats are as the template takes them. Raises InvalidInput for parts of images."""
+        """Return a column's values, with chats as the template takes them. Raises InvalidInput for image parts."""
         values, found = self.rows.read(column, items), self.rows.column(column)
         if not found.holds_messages:
             return values
@@ -153,7 +154,7 @@ class DatasetSource:
         ]
 
     def tools_of(self, items: Sequence[int]) -> list[Tools]:
-        """Return the schemas of tools that the chat template shows, by row. Raises InvalidInput for other values."""
+        """Return the tool schemas that the chat template shows, by row. Raises InvalidInput for other values."""
         column = self.shown_column
         if column is None:
             return [()] * len(items)
@@ -165,14 +166,16 @@ class DatasetSource:
 
     @property
     def shown_column(self) -> str | None:
-        """The column of tools, if the rows have it and a template to show it; a column that is named must exist."""
+        """The column of tools, if the rows have it and a template can show it; a column named in settings must
+        exist.
+        """
         column = self.tools_column
         is_there = column is not None and (column in self.rows.names or column != DEFAULT_TOOLS_COLUMN)
         return column if is_there and self.goes_through_template else None
 
     @property
     def goes_through_template(self) -> bool:
-        """Whether the tokenizer's chat template writes the rows."""
+        """Whether rows are formatted by the tokenizer's chat template."""
         return self.chat_template
 
     def items_of(self, row_ids: Sequence[int]) -> Sequence[int]:
@@ -180,7 +183,7 @@ class DatasetSource:
         return row_ids
 
     def check_columns(self) -> None:
-        """Raise InvalidInput for a name of `column_paths` that a call's key hides, and for a missing column."""
+        """Raise InvalidInput for a missing column, and for a name in `column_paths` that a call's key hides."""
         for key, path in self.column_paths.items():
             if key in keys_of_calls():
                 raise InvalidInput(
@@ -226,7 +229,7 @@ class DatasetSource:
             raise InvalidInput(where, value, f"messages that all have a role, in {self.path}")
 
     def checked_rows(self, items: Sequence[int] | None, max_tokens: int, vocabulary: int | None) -> CheckedRows:
-        """Return the rows of some items, by default of all. Raises what `measured` and `check_measured` raise."""
+        """Return the rows of some items, by default all. Raises as `measured` and `check_measured` do."""
         rows = self.measured(range(self.num_items) if items is None else items)
         self.check_measured(rows, max_tokens, vocabulary)
         return CheckedRows(rows.lengths, self.remarks())
@@ -251,7 +254,7 @@ class DatasetSource:
         return measure(self.name, items, tokens_of, self.say)
 
     def checked_tokens(self, items: Sequence[int]) -> list[list[int]]:
-        """Return the tokens of these items' rows. Raises InvalidInput for an item that makes no row."""
+        """Return these items' tokens. Raises InvalidInput for an item that gives no row."""
         raise NotImplementedError
 
     def check_measured(self, rows: MeasuredRows, max_tokens: int | None, vocabulary: int | None) -> None:

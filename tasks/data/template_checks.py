@@ -1,4 +1,4 @@
-"""Checks that the chat template shows what a dataset gives it: its variables, tools and calls."""
+"""Checks that the chat template shows everything a dataset gives it: variables, tools and calls."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ RESERVED = (
     *("continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
     *("return_assistant_tokens_mask", "tokenizer_kwargs"),
 )
-"""Names of `apply_chat_template` that are no variables of a dataset."""
+"""Arguments of `apply_chat_template` that are not variables of a dataset."""
 
 
 class Templated(Protocol):
-    """A dataset, as these checks see it."""
+    """A dataset as these checks see it."""
 
     @property
     def name(self) -> str: ...
@@ -49,12 +49,12 @@ class Templated(Protocol):
 
 
 def template_variables(kwargs: Mapping[str, Any], eos_token: str | None) -> Mapping[str, Any]:
-    """Return a template's variables: those of a dataset, and the model's end of an answer if a setting states it."""
+    """Return a template's variables: the dataset's, and the model's end of an answer if a setting states it."""
     return kwargs if eos_token is None else {"eos_token": eos_token, **kwargs}
 
 
 def check_variables(source: Templated, tokenizer: Any) -> None:
-    """Raise InvalidInput for variables without a template, and for a name that the template does not have."""
+    """Raise InvalidInput for variables without a template, and for variables that the template does not use."""
     field, kwargs = f"{source.name}.chat_template_kwargs", source.chat_template_kwargs
     if kwargs and not source.goes_through_template:
         raise NotUsed(field, dict(kwargs), "the rows do not go through a chat template", "set chat_template: true")
@@ -69,7 +69,7 @@ def check_variables(source: Templated, tokenizer: Any) -> None:
 
 
 def check_tools(source: Templated, tokenizer: Any) -> None:
-    """Raise InvalidInput if the template does not show the tools of the first row that has some."""
+    """Raise InvalidInput if the template does not show the tools of the first row that has tools."""
     if source.shown_column is None:
         return
     rows = (source.tools_of([item])[0] for item in range(len(source.rows)))  # other rows' tools are read with them
@@ -87,7 +87,7 @@ def check_tools(source: Templated, tokenizer: Any) -> None:
 
 
 def unshown(source: Templated) -> tuple[str, ...]:
-    """Return lines about a column of tools without a template, and about calls that the template does not write."""
+    """Return lines about a column of tools without a template, and about calls that the template leaves out."""
     lines = []
     if source.tools_column in source.rows.names and not source.goes_through_template:
         lines.append(f"{source.name}: the column {source.tools_column} is not shown: the rows are not chats")

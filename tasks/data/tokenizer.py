@@ -1,4 +1,4 @@
-"""Conversion between text and tokens by the tokenizer of a Hugging Face folder, plain or through its chat template."""
+"""Converts between text and tokens with a Hugging Face tokenizer, directly or through its chat template."""
 
 import re
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ MOST_OF_A_TEMPLATE = 1 << 20  # bytes
 
 @lru_cache(maxsize=4)  # loading takes longer than all tokenization of a step
 def load_tokenizer(folder: str, template: str | None = None) -> Any:
-    """Return the tokenizer of a folder, which may be remote, with the text of a chat template in place of its own.
+    """Load a folder's tokenizer; the folder may be remote. `template` replaces its chat template.
 
     Raises InvalidInput if the folder has no tokenizer.
     """
@@ -45,15 +45,15 @@ def load_tokenizer(folder: str, template: str | None = None) -> Any:
 
 
 def check_end(folder: str, eos_token: str | None, field: str) -> None:
-    """Raise InvalidInput, at `field`, for a token that the tokenizer of a folder lacks."""
+    """Raise InvalidInput, at `field`, if the folder's tokenizer lacks this token."""
     if eos_token is not None:
         check_eos_token(load_tokenizer(folder), eos_token, field)
 
 
 def read_template(file: str, folder: str, field: str) -> str:
-    """Return the text of a file with a chat template for the tokenizer of a folder.
+    """Read a chat template for a folder's tokenizer from a file.
 
-    Raises InvalidInput, at `field`, for a file that is no template.
+    Raises InvalidInput, at `field`, for a file that is not a template.
     """
     from jinja2 import TemplateSyntaxError  # only here: most runs have no such file
 
@@ -73,7 +73,7 @@ def read_template(file: str, folder: str, field: str) -> str:
 
 
 def end_remark(folder: str, eos_token: str | None = None, template: str | None = None) -> str:
-    """Return a line that names the token that ends an answer, and the others that end a response."""
+    """Return a line that names the token that ends an answer, and the other tokens that end a response."""
     tokenizer = load_tokenizer(folder, template)
     end = answer_end(tokenizer, eos_token)
     others = [token for token in response_ends(folder, eos_token, template) if token != end.token]
@@ -82,12 +82,12 @@ def end_remark(folder: str, eos_token: str | None = None, template: str | None =
 
 
 def response_ends(folder: str, eos_token: str | None = None, template: str | None = None) -> tuple[int, ...]:
-    """Return the tokens that end a response of the model in a folder, which may be remote. Raises as `end_tokens`."""
+    """Return the tokens that end a response of a folder's model; the folder may be remote. Raises as `end_tokens`."""
     return end_tokens(str(model_folder(folder, "tokenizer", "tokenizer")), eos_token, template)
 
 
 def refused_config(folder: Path, name: str, error: Exception) -> InvalidInput:
-    """Return the error for a config.json that transformers refuses: the key and its value, if the cause names a key."""
+    """Return the error for a config.json that transformers refuses: the key and its value, if known."""
     config = read_json_object(name, folder / "config.json")
     named = re.search(r"[Ff]ield '(\w+)'", str(error))
     field, seen = (f"{name}.{named[1]}", config.get(named[1])) if named else (name, config)
@@ -95,27 +95,27 @@ def refused_config(folder: Path, name: str, error: Exception) -> InvalidInput:
 
 
 class RowReader:
-    """Reads the tokens of rows that a tokenizer wrote, as people look at them."""
+    """Decodes rows' tokens for people, with the tokenizer that wrote them."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self._spoken = tokenizer, spoken(tokenizer)
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens with special tokens."""
+        """Return the tokens' text with special tokens."""
         return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
     def words(self, tokens: Sequence[int], *, has_headings: bool) -> str:
-        """Return the text without special tokens, and without the names of roles if it has headings."""
+        """Return the text without special tokens and, if it has headings, without role names."""
         return self._spoken.words(tokens, has_headings=has_headings)
 
     def asked(self, tokens: Sequence[int]) -> str:
-        """Return the last user message of a prompt, or a whole prompt that is no chat, without special tokens."""
+        """Return a prompt's last user message, or a whole prompt that is not a chat, without special tokens."""
         asked = self._spoken.last_user(tokens)
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True)) if asked is None else asked
 
 
 def reader_of(folder: str) -> RowReader:
-    """Return the reader of the rows that the tokenizer of a folder wrote. Raises as `load_tokenizer`."""
+    """Return a reader for rows written by a folder's tokenizer. Raises as `load_tokenizer`."""
     return RowReader(load_tokenizer(folder))
 
 
@@ -127,11 +127,11 @@ def prompt_tokens(
     tools: Tools = (),
     variables: Variables | None = None,
 ) -> list[int]:
-    """Return the tokens of a prompt: text as it is or as a user's turn, messages through the template.
+    """Return a prompt's tokens: text as it is or as a user's turn, messages through the template.
 
-    A `system_prompt` precedes the messages; the template shows the schemas of `tools`, and has further `variables`. No
-    text of a message becomes a control token. Raises InvalidInput for messages that the template refuses, and for a
-    broken template.
+    A `system_prompt` precedes the messages; the template gets the schemas of `tools`, and `variables`. No text of a
+    message becomes a control token. Raises InvalidInput for messages that the template refuses, and for a broken
+    template.
     """
     (tokens,) = prompts_tokens(tokenizer, [(prompt, tools)], chat_template, system_prompt, variables)
     return tokens
@@ -144,7 +144,7 @@ def prompts_tokens(
     system_prompt: str | None = None,
     variables: Variables | None = None,
 ) -> list[list[int]]:
-    """Do what `prompt_tokens` does for many prompts with their tools; the tokenizer then uses all cores."""
+    """Like `prompt_tokens`, for many prompts with their tools; the tokenizer then uses all cores."""
     control, system = control_tokens(tokenizer), system_turn(system_prompt)
     tokens: dict[int, list[int]] = {}
     texts: dict[bool, dict[int, str]] = {True: {}, False: {}}  # by whether the text begins as the tokenizer begins one
@@ -171,7 +171,7 @@ def asked(prompt: Prompt) -> Sequence[ChatMessage]:
 
 
 def system_turn(system_prompt: str | None) -> list[ChatMessage]:
-    """Return the system prompt as a message, if there is a system prompt."""
+    """Return the system prompt as a message, if it is set."""
     return [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
 
 
@@ -182,7 +182,7 @@ def template_remark(
     tools: Tools = (),
     variables: Variables | None = None,
 ) -> str:
-    """Return a line that shows the chat template's rendering of a prompt and of the system prompt."""
+    """Return a line that shows what the chat template renders for a prompt, with the system prompt."""
     chat = [*system_turn(system_prompt), {"role": "user", "content": "{prompt}"}]
     try:
         text = written(tokenizer, chat, add_generation_prompt=True, tools=tools, variables=variables)
@@ -201,11 +201,11 @@ def answered_tokens(
     variables: Variables | None = None,
     eos_token: str | None = None,
 ) -> tuple[list[int], int]:
-    """Return the tokens of prompt and answer, and the number of the prompt's tokens.
+    """Return the tokens of prompt and answer, and how many of them are the prompt's.
 
-    That number is at least 1, because no model predicts the first token. In a chat the end of an answer closes it (see
-    `answer_end`), and no text of the answer becomes a control token. With `end`, the tokenizer's end-of-sequence token
-    or `eos_token` closes another answer.
+    That number is at least 1, because no model predicts the first token. In a chat the answer ends as the template ends
+    it (see `answer_end`), and its text never becomes a control token. With `end`, other answers end with the
+    tokenizer's end-of-sequence token or `eos_token`.
     """
     before = prompt_tokens(tokenizer, prompt, chat_template, None, tools, variables)
     length = max(len(before), 1)

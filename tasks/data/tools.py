@@ -22,7 +22,9 @@ _CALL = ToolCall("a_tool", {"an_argument": 1})
 
 @dataclass(frozen=True)
 class ShownTools:
-    """Schemas of tools, a JSON list as `get_json_schema` writes each, and the format in which the model calls them."""
+    """Tool schemas, as a JSON list of what `get_json_schema` returns, and the format in which the model calls the
+    tools.
+    """
 
     schemas_json: str
     written_as: ToolFormat
@@ -34,7 +36,7 @@ class ShownTools:
         return schemas
 
     def check(self, name: str, tokenizer: Any, goes_through_template: bool) -> None:
-        """Raise InvalidInput if the prompts of a dataset do not show the tools, or calls have another format."""
+        """Raise InvalidInput if a dataset's prompts do not show the tools, or if their calls have another format."""
         if not goes_through_template:
             right = "true, or prompts that are chats: the chat template shows the tools of play"
             raise InvalidInput(f"{name}.chat_template", False, right)
@@ -51,9 +53,9 @@ class ShownTools:
 
 
 def shown_by(plays: Iterable[Play]) -> ShownTools | None:
-    """Return the tools of a flow's plays; None without plays. Their code is imported in a process of its own.
+    """Return the tools of a flow's plays; None without plays. The code is imported in a separate process.
 
-    Raises InvalidInput for tools that cannot be used, and for plays with tools that differ.
+    Raises InvalidInput for tools that cannot be used, and for plays with different tools.
     """
     by_settings = {play.model_dump_json(): play for play in map(Play.absolute, plays)}
     shown = {ShownTools(json.dumps(check_play(each.settings)), each.tool_format) for each in by_settings.values()}

@@ -1,6 +1,6 @@
-"""The text of every token id, from the files of a tokenizer; two tokenizers agree on an id if its texts are equal.
+"""Each token id's text, from a tokenizer's files; two tokenizers agree on an id if its texts are equal.
 
-Tokenizers spell the same bytes differently (`\u0120the`, `\u2581the`), so names that differ are compared as bytes.
+Tokenizers spell the same bytes differently (`Ġthe`, `▁the`), so names that differ are compared as bytes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ SPELLING_PARTS = ("normalizer", "pre_tokenizer", "decoder")  # of tokenizer.json
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The name of each token id; the name of an id in `added` is its text, and `is_byte_level` is GPT-2's spelling."""
+    """Each token id's name. An id in `added` is written as its text; `is_byte_level` means GPT-2's spelling."""
 
     names: Mapping[int, str]
     added: frozenset[int]
     is_byte_level: bool
 
     def text(self, token: int) -> bytes | None:
-        """Return the bytes of a token, None for an id that the tokenizer does not have.
+        """Return a token's bytes; None for an id that the tokenizer does not have.
 
         >>> Vocabulary({0: "\u0120caf\u00c3\u00a9"}, frozenset(), is_byte_level=True).text(0).decode()
         ' caf\u00e9'
@@ -49,13 +49,13 @@ class Vocabulary:
         return name.replace(SPACE, " ").encode()
 
     def under(self, size: int) -> Vocabulary:
-        """Return the part whose ids fit an embedding of `size` entries."""
+        """Return the part with ids that fit an embedding of `size` entries."""
         if max(self.names, default=0) < size:
             return self
         return replace(self, names={token: name for token, name in self.names.items() if token < size})
 
     def first_difference(self, other: Vocabulary) -> int | None:
-        """Return the lowest id of this vocabulary whose text differs in `other`, or None."""
+        """Return the lowest id of this vocabulary with a different text in `other`, or None."""
         same_spelling = self.is_byte_level == other.is_byte_level
         differs = (
             token
@@ -66,7 +66,7 @@ class Vocabulary:
 
 
 def tokenizer_folder(path: str, field: str) -> Path:
-    """Return a model folder on this machine, with its tokenizer's files. Raises InvalidInput, at `field`."""
+    """Return a model folder on this machine, with tokenizer files. Raises InvalidInput, at `field`."""
     return model_folder(path, field, "tokenizer")
 
 
@@ -108,7 +108,7 @@ def have_same_files(one: Path, other: Path, field: str) -> bool:
 
 
 def of_json(content: Mapping[str, Any], further: Mapping[int, str]) -> Vocabulary:
-    """Return the vocabulary of a tokenizer.json's content, with `further` added tokens."""
+    """Return the vocabulary in a tokenizer.json, with `further` added tokens."""
     stored = content["model"]["vocab"]
     pieces = ((piece, token) for token, (piece, _) in enumerate(stored)) if isinstance(stored, list) else stored.items()
     names = {token: name for name, token in pieces}
@@ -126,7 +126,7 @@ def byte_of_letter() -> Mapping[str, int]:
 
 
 def further_tokens(folder: Path, field: str) -> dict[int, str]:
-    """Return the added tokens of tokenizer_config.json: transformers adds the tokens that tokenizer.json lacks."""
+    """Return the added tokens of tokenizer_config.json, which transformers adds if tokenizer.json lacks them."""
     file = folder / "tokenizer_config.json"
     if not file.is_file():
         return {}

@@ -1,4 +1,4 @@
-"""The setup of measurements: a gang whose ranks hold a part of a model, both for training and for generation.
+"""The setup for measurements: a gang that holds part of a model on each rank, for both training and generation.
 
 A tensor-parallel shard is timed as a separate model with its share of the heads, feed-forward columns and vocabulary.
 So it needs no other ranks, and its time excludes communication. Each rank of the gang works on its own copy.
@@ -42,7 +42,7 @@ PassMethod = Callable[[ProfilingRank, ModelInstance, int, int, int, int], PassSe
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The largest timed sizes (sizes are powers of two up to them), and degrees of tensor parallelism."""
+    """The largest sizes to time (in powers of two), and the degrees of tensor parallelism."""
 
     most_rows: int = 32
     longest: int = 128
@@ -58,7 +58,7 @@ class Sizes:
 
 
 def powers(first: int, last: int) -> tuple[int, ...]:
-    """Return `first` times the powers of two, up to the first product that is at least `last`.
+    """Return `first` times powers of two, up to the first product that is at least `last`.
 
     >>> powers(16, 100)
     (16, 32, 64, 128)
@@ -69,8 +69,8 @@ def powers(first: int, last: int) -> tuple[int, ...]:
 def part_of(shape: TransformerShape, tp: int, dtype: Dtype) -> TransformerShape:
     """Return the shape of one of `tp` shards, with enough layers to defeat caches.
 
-    Raises InvalidInput if `tp` does not divide it. The shape is a Llama without biases if its family derives the width
-    of heads from the hidden size (Qwen 2): a shard has fewer heads of unchanged width.
+    Raises InvalidInput if `tp` does not divide it. For families that derive the head width from the hidden size (Qwen
+    2), it is a Llama without biases, since a shard has fewer heads of unchanged width.
 
     >>> from prefect_rlhf.placement.models.known_models import KNOWN_SHAPES
     >>> part = part_of(KNOWN_SHAPES["llama-7b"], 2, "bfloat16")
@@ -108,7 +108,7 @@ class Bench:
     device: Backend = "cpu"
 
     def replays(self, engine: EngineKind) -> bool:
-        """Whether the engine decodes with CUDA graphs, as in a run; then only all layers together can be timed."""
+        """Whether the engine decodes with CUDA graphs, as in a run. Then only all layers together can be timed."""
         return self.device == "cuda" and TRAITS[engine].replays_graphs
 
     def instance(self, rank: int, engine: EngineKind, role: str = "model") -> ModelInstance:
@@ -118,7 +118,7 @@ class Bench:
     def each(
         self, method: Callable[[ProfilingRank, *Arguments], Result], arguments: Callable[[int], tuple[*Arguments]]
     ) -> list[Result]:
-        """Run a method on all ranks concurrently, with arguments by rank."""
+        """Run a method on all ranks concurrently, with arguments for each rank."""
         return self.call(method, {rank: arguments(rank) for rank in range(self.gang.size)})
 
     def all(self, method: Callable[[ProfilingRank, *Arguments], Result], *arguments: *Arguments) -> list[Result]:
@@ -150,14 +150,14 @@ class Bench:
     ) -> tuple[float, float]:
         """Time a whole call on the first `busy` ranks concurrently, while the other ranks wait.
 
-        Return the seconds until the last of them has finished, and the mean over them.
+        Returns the seconds until the last of them has finished, and their mean.
         """
         self.step(f"{engine} {method.__name__} on {busy} devices at once")
         by_rank = self.each(method, lambda rank: (self.instance(rank, engine), rows, length, REPEATS, busy))
         return max(seconds.together for seconds in by_rank[:busy]), mean(seconds.call for seconds in by_rank[:busy])
 
     def busy(self) -> float:
-        """Return the share of the cores that other programs have now, from 0 to 1; 0 on GPUs."""
+        """Return the share of the cores that other programs are using, from 0 to 1; 0 on GPUs."""
         work = self.all(ProfilingRank.multiply, MANY_TOKENS, MANY_TOKENS, self.model.dtype, BUSY_REPEATS)
         return max(each.busy for each in work)
 
@@ -191,7 +191,7 @@ def open_bench(
     node_devices: Sequence[str] = (),
     gpus: Sequence[int] | None = None,
 ) -> Iterator[Bench]:
-    """Open a bench whose ranks, on `gpus`, have built all measured models for a part of the subject's shape."""
+    """Open a bench: ranks on `gpus` that have built all measured models for a part of the subject's shape."""
     gang = open_gang(
         (subject.num_devices,),
         rank_factory=ProfilingRank,
@@ -214,7 +214,7 @@ def bench_of(
 ) -> Iterator[Bench]:
     """Yield a bench without built models. Their random weights are in a temporary folder of the first node.
 
-    Of a Ray cluster, the gang is on the first node.
+    On a Ray cluster, the gang is on the first node.
     """
     with tempfile.TemporaryDirectory(prefix="rlhf-profile-") as folder:
         model = ModelSpec("model", str(Path(folder, "model")), "lm", part, dtype, optimizer=OptimizerSpec())

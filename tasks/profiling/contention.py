@@ -1,4 +1,4 @@
-"""Measuring how devices of a host slow each other: the same work on 1, 2, 4, ... and all of them at once."""
+"""Measures how a host's devices slow each other down: the same work on 1, 2, 4, ... and all of them at once."""
 
 from collections.abc import Sequence
 from statistics import mean, median
@@ -18,7 +18,7 @@ _CALLS: tuple[tuple[SharedWork, EngineKind, PassMethod], ...] = (
 
 
 def numbers_busy(num_devices: int) -> tuple[int, ...]:
-    """Return the number of concurrently busy devices in each measurement.
+    """Return how many devices are busy in each measurement.
 
     >>> numbers_busy(6), numbers_busy(4)
     ((1, 2, 4, 6), (1, 2, 4))
@@ -27,12 +27,14 @@ def numbers_busy(num_devices: int) -> tuple[int, ...]:
 
 
 def number_of_probes(num_devices: int) -> int:
-    """Return the number of measurements of `time_contention`."""
+    """Return how many measurements `time_contention` makes."""
     return (len(_CALLS) + 1) * len(numbers_busy(num_devices)) if num_devices > 1 else 0
 
 
 def time_contention(bench: Bench, sizes: Sizes) -> tuple[SlowDown, ...]:
-    """Time each kind of call, and a move of weights within a device, on more and more devices; empty for one device."""
+    """Time each kind of call, and a move of weights within a device, on more and more devices; empty for a single
+    device.
+    """
     if bench.gang.size == 1:
         return ()
     rows, length = min(MOST_ROWS, sizes.rows[-1]), sizes.lengths[-1]

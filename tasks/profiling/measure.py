@@ -1,4 +1,4 @@
-"""Measurement of a model's layers, weights and messages on some devices, and the resulting profile."""
+"""Measures a model's layers, weights and messages on some devices, and makes a profile of them."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -47,7 +47,7 @@ It is not called when a size is timed again.
 
 
 def check_sizes(subject: Subject, sizes: Sizes) -> None:
-    """Raise InvalidInput for sizes that do not fit the model."""
+    """Raise InvalidInput for sizes that the model does not allow."""
     if sizes.lengths[-1] + STEPS > subject.shape.max_position_embeddings:
         most = subject.shape.max_position_embeddings - STEPS
         raise InvalidInput("longest", sizes.longest, f"at most {most}: the model's context has no room for more")
@@ -68,8 +68,8 @@ def measure(
 ) -> Profile:
     """Measure everything, which takes minutes. Raises the ranks' errors, and InvalidInput for sizes that do not fit.
 
-    `node_devices` are the kinds of a Ray cluster's nodes, in the form of `open_gang`. Without them, a single node is
-    this machine, of which `gpus` are the numbers of the GPUs that are timed, by default the first.
+    `node_devices` are the kinds of a Ray cluster's nodes, as `open_gang` takes them. Without them, this machine is
+    measured; `gpus` are the numbers of the GPUs to time, by default the first.
     """
     check_sizes(subject, sizes)
     findings, steps = Findings(), CountedSteps(say, number_of_measurements(subject, sizes))
@@ -86,7 +86,7 @@ def measure(
 
 
 def number_of_measurements(subject: Subject, sizes: Sizes) -> int:
-    """Return the number of measurements of `measure`."""
+    """Return how many measurements `measure` makes."""
     layers = len(PASSES) * len(sizes.rows) * len(sizes.lengths)
     groups = len(group_sizes(subject.num_devices))
     between = NETWORK_MESSAGES if subject.num_nodes > 1 else 0
@@ -96,7 +96,7 @@ def number_of_measurements(subject: Subject, sizes: Sizes) -> int:
 
 @dataclass(slots=True)
 class CountedSteps:
-    """The steps of a measurement, numbered as they begin."""
+    """Numbers the steps of a measurement as they begin."""
 
     say: Say
     total: int
@@ -108,13 +108,15 @@ class CountedSteps:
 
 
 def group_sizes(num_devices: int) -> tuple[int, ...]:
-    """Return the sizes of the timed groups of consecutive ranks: all sizes that divide the number of devices."""
+    """Return the sizes of timed groups of consecutive ranks: all divisors of the number of devices."""
     return tuple(size for size in range(2, num_devices + 1) if num_devices % size == 0)
 
 
 @dataclass(slots=True)
 class Findings:
-    """The measurements so far. Lists hold the values of a median or mean; `heads` by tokens, `samples` by rows."""
+    """The measurements so far. Lists hold the values for a median or mean; `heads` is keyed by tokens, `samples` by
+    rows.
+    """
 
     measurements: list[Measurement] = field(default_factory=list)
     adam: list[float] = field(default_factory=list)
@@ -132,7 +134,7 @@ class Findings:
     def keep(
         self, piece: ModelPiece, tp: int, rows: int, length: int, seconds: float, engine: EngineKind = "megatron"
     ) -> None:
-        """Keep a measurement; a difference of two times may be negative and counts as 0."""
+        """Keep a measurement. A difference of two times may be negative and counts as 0."""
         self.measurements.append(Measurement(piece, tp, rows, length, max(0.0, seconds), engine))
 
     def profile(self, subject: Subject) -> Profile:
@@ -162,7 +164,7 @@ class Findings:
 
 
 def time_layers(bench: Bench, tp: int, sizes: Sizes, findings: Findings) -> None:
-    """Time forward, backward, head, decoding and choice of tokens at every size."""
+    """Time forward, backward, head, decoding and sampling at every size."""
     timed: dict[Pass, TimedSizes] = {which: {} for which in PASSES}
     for length in sizes.lengths:
         for rows in sizes.rows:
@@ -186,7 +188,7 @@ def time_layers(bench: Bench, tp: int, sizes: Sizes, findings: Findings) -> None
 
 
 def held_up(timed: TimedSizes) -> list[tuple[int, int]]:
-    """Return the sizes, (rows, length), that took much longer than a size that is at least as large in both.
+    """Return the sizes (rows, length) that took much longer than a size that is at least as large in both.
 
     Another program probably ran at the same time, so these sizes are timed again.
     """
@@ -235,7 +237,9 @@ def _keep_generation(
 
 
 def time_weights(bench: Bench, findings: Findings) -> None:
-    """Time moves of weights within a device, to another device, to the host and back; their fingerprint and packing."""
+    """Time moves of weights within a device, to another device, and to the host and back; also fingerprints and
+    packing.
+    """
     size, elements = bench.gang.size, num_parameters(bench.model)
     num_bytes = elements * ModelSizes.of(bench.model).item
     bench.step("weights within a device")
@@ -267,7 +271,7 @@ def _keep_moves(reports: Iterable[RankReport], num_bytes: int, elements: int, li
 
 
 def time_messages(bench: Bench, findings: Findings) -> None:
-    """Time a message to a neighbour, sums over groups, gradients and weights of replicas."""
+    """Time a message to a neighbour, sums over groups, and replicas' gradients and weights."""
     for size in group_sizes(bench.gang.size):
         for num_bytes in MESSAGE_BYTES:
             bench.step(f"all-reduce over {size} devices: {num_bytes} bytes")

@@ -1,4 +1,4 @@
-"""Measuring messages between nodes: their bandwidth and their latency."""
+"""Measures messages between nodes: bandwidth and latency."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -16,9 +16,9 @@ NETWORK_MESSAGES = 2  # that `time_network` times
 def time_network(
     subject: Subject, step: Callable[[str], None], node_devices: Sequence[str] = ()
 ) -> tuple[float, float]:
-    """Return a device's bytes per second to another node, and the seconds that a message takes there.
+    """Return a device's bytes per second to another node, and a message's latency in seconds.
 
-    A device of every second node sends to the next node, all concurrently, as moves of weights to another device are
+    A device of every second node sends to the next node, all concurrently, in the same way as moves of weights are
     timed. The slowest counts.
     """
     ranks = (1,) * subject.num_nodes

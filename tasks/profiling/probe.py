@@ -1,6 +1,6 @@
 """A probe: speeds of products, copies, messages and decoding steps of leased devices, in place of a datasheet's claims.
 
-It takes seconds, a profile takes minutes. It times no model of a run, so it holds for every model.
+It takes seconds; a profile takes minutes. It does not time a run's own models, so it holds for every model.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ TRAINED_ROWS, TRAINED_LENGTH = (3, 24), 32  # of the two micro-batches through i
 
 
 def import_as_ranks(kind: Backend, engines: Sequence[EngineKind]) -> int:
-    """Import the modules of ranks with `engines` in another process; return their number. Raises EngineFailed."""
+    """Import ranks' modules with `engines` in another process; return their number. Raises EngineFailed."""
     modules = modules_of(engines, kind)
     try_imports(modules, NO_GPU if kind == "cpu" else {})
     return len(modules)
@@ -77,10 +77,10 @@ def probe(
     node_devices: Sequence[str] = (),
     gpus: Sequence[int] | None = None,
 ) -> Speeds:
-    """Measure on all devices of a node at once, for some seconds after the imports of the ranks.
+    """Measure on all devices of a node at once, for some seconds after the ranks' imports.
 
-    `hardware` is the node by its datasheet. `gpus` are the numbers of the GPUs, as `open_gang` takes them. A decoding
-    step is timed with each of `engines`. If there are several nodes, the first is measured. Raises the errors of ranks.
+    `hardware` is the node's datasheet. `gpus` are the GPUs' numbers, as `open_gang` takes them. A decoding step is
+    timed with each of `engines`. If there are several nodes, the first is measured. Raises the errors of ranks.
     """
     gang = open_gang(
         (num_devices,),

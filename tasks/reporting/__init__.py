@@ -1,1 +1,1 @@
-"""The reports of a run for its users: artifacts, metrics, predicted next to measured times."""
+"""A run's reports for its users: artifacts, metrics, predicted and measured times."""

@@ -1,4 +1,4 @@
-"""Predicted and measured seconds side by side: for each node, for the step, and for the controller's overhead."""
+"""Predicted and measured times side by side: for each node, the step, and the controller's overhead."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,9 +18,8 @@ ORCHESTRATION = "orchestration of a task run"
 class NodeComparison:
     """A node of every step, or the whole step.
 
-    `measured_seconds` is the median over steps of its slowest rank's working time. `wall_seconds` is the median time
-    for which it held its devices, including orchestration. `predicted_seconds` is None if no source of times covers the
-    node.
+    `measured_seconds` is its slowest rank's working time, as a median over steps. `wall_seconds` is the median time it
+    held its devices, including orchestration. `predicted_seconds` is None if no source of times covers the node.
     """
 
     subject: str
@@ -38,7 +37,7 @@ class NodeComparison:
 
 
 def compare(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> list[NodeComparison]:
-    """Return a row for each node of a step in order of their start, then orchestration, then the steady step.
+    """Return a row for each node of a step in order of start, then orchestration, then the steady step.
 
     The first step is left out if other steps train too, because it builds and compiles objects that later steps reuse.
     """
@@ -65,9 +64,9 @@ def compare(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> list[NodeCom
 
 
 def orchestration_seconds(spans: Sequence[TaskRunSpan]) -> float:
-    """Return the controller's median overhead per task run: the time from the end of the last obstacle, less the work.
+    """Return the controller's median overhead per task run: from the end of the last obstacle, without the work itself.
 
-    The obstacles of a node are the nodes that it depends on and the nodes that held its devices before.
+    A node's obstacles are the nodes that it depends on and the nodes that held its devices before.
     """
     ended = {span.node: span.end for span in spans}
     freed: dict[str, list[float]] = defaultdict(list)
@@ -84,7 +83,7 @@ def orchestration_seconds(spans: Sequence[TaskRunSpan]) -> float:
 
 
 def step_ends(spans: Sequence[TaskRunSpan]) -> list[float]:
-    """Return the end of each training step, in seconds from the start of the first node, as in a schedule."""
+    """Return when each training step ended, in seconds from the start of the first node, as in a schedule."""
     spans = [span for span in spans if span.kind not in BEHIND]
     begin = min(span.start for span in spans)
     trained = {span.step for span in spans if span.kind == "train_step"}
@@ -92,7 +91,7 @@ def step_ends(spans: Sequence[TaskRunSpan]) -> list[float]:
 
 
 def comparison_rows(rows: Iterable[NodeComparison]) -> list[dict[str, str]]:
-    """Return the rows of a table; its orders rank the nodes by predicted and by measured time."""
+    """Return the rows of a table; it ranks nodes by predicted and by measured time."""
     rows = list(rows)
     nodes = [
         row for row in rows if row.subject not in (WHOLE_STEP, ORCHESTRATION) and row.predicted_seconds is not None
@@ -114,7 +113,7 @@ def comparison_rows(rows: Iterable[NodeComparison]) -> list[dict[str, str]]:
 
 
 def ranking(seconds: Mapping[str, float], longest_first: bool = True) -> dict[str, int]:
-    """Return the place of each subject, from 1.
+    """Return each subject's place, from 1.
 
     >>> ranking({"a": 1.0, "b": 3.0, "c": 2.0})
     {'b': 1, 'c': 2, 'a': 3}
@@ -124,5 +123,5 @@ def ranking(seconds: Mapping[str, float], longest_first: bool = True) -> dict[st
 
 
 def format_seconds(value: float | None) -> str:
-    """Return three digits, or an empty text."""
+    """Format with three digits; empty for None."""
     return "" if value is None else f"{value:.3g}"

@@ -31,7 +31,7 @@ def conversations_markdown(evaluation: Path, number: int = CONVERSATIONS_SHOWN) 
 
 
 def conversation_markdown(row: Mapping[str, Any]) -> str:
-    """Return a row's conversation under a heading with its number, score and turns."""
+    """Return a row's conversation under a heading with its number, score and number of turns."""
     reward = row["reward"]
     score = "no score" if reward is None or isnan(reward) else f"score {reward:.4g}"
     parts = [f"## Row {row['row_id']} · {score} · {row['turns']} turns"]
@@ -46,9 +46,9 @@ def conversation_markdown(row: Mapping[str, Any]) -> str:
 
 
 def fenced(text: str, most: int = LONGEST_MESSAGE) -> str:
-    """Return at most so many characters of a text in a fence that is longer than any fence in the text.
+    """Return a text, cut to `most` characters, in a fence that is longer than any fence in the text.
 
-    In a fence nothing is read as Markdown: no link, no picture, no HTML.
+    In a fence no text is read as Markdown, such as a link, a picture or HTML.
     """
     left_out = len(text) - most
     if left_out > 0:

@@ -1,4 +1,4 @@
-"""Deviation of a run from its prediction: a sentence with its size and the node that causes most of it."""
+"""Describes how a run deviates from its prediction: by how much, and which node causes most of it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ LEAST_SHARE = 0.1  # of the predicted seconds of a step
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """A step's time, measured and predicted, and the node that causes most of the difference."""
+    """A step's measured and predicted time, and the node that causes most of the difference."""
 
     step_seconds: float
     predicted_seconds: float
@@ -31,10 +31,10 @@ class Deviation:
 
 
 def deviation(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> Deviation | None:
-    """Return the deviation of the last three steps from their prediction, or None if they are near it.
+    """Return how the last three steps deviate from their prediction; None if they are close to it.
 
-    They deviate if each of them takes over 10% more than predicted, or each over 10% less. `spans` are the task runs of
-    the last `STEPS_COMPARED` steps.
+    They deviate if each takes over 10% more than predicted, or each over 10% less. `spans` are the task runs of the
+    last `STEPS_COMPARED` steps.
     """
     ends = step_ends(spans) if spans else []
     seconds = [later - earlier for earlier, later in pairwise(ends)][-STEPS:]

@@ -1,4 +1,4 @@
-"""The history of a run's metrics for its curves: the most informative metrics, in a bounded number of steps."""
+"""A run's metrics over time, for its curves: the most informative metrics, in a bounded number of steps."""
 
 from collections.abc import Mapping
 from typing import final
@@ -20,7 +20,7 @@ MOST_STEPS = 200  # the number of points that fit a panel
 
 @final
 class History:
-    """Keeps watched metrics of every step; in a long run, of every second, fourth, ... step and of the last step."""
+    """Keeps watched metrics of every step; in a long run, of every second, fourth, ... step and the last step."""
 
     def __init__(self) -> None:
         self._steps: list[Mapping[str, float]] = []
@@ -28,7 +28,7 @@ class History:
         self._last: Mapping[str, float] | None = None
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Add a step's metrics, including `step`; the metrics are in the order of the graph."""
+        """Add a step's metrics, including `step`, in the order of the graph."""
         scored = with_reward(metrics)
         self._last = {name: value for name, value in scored.items() if name == "step" or _is_kept(name)}
         if metrics["step"] % self._stride == 0:
@@ -48,7 +48,7 @@ class History:
         return {name: found[name] for name in order[:MOST_CURVES]}
 
     def bands(self) -> dict[str, list[tuple[int, float, float]]]:
-        """Return the interval of each watched metric that has one: steps, lower ends and upper ends."""
+        """Return the interval of each watched metric that has an interval: steps, lower ends and upper ends."""
         found: dict[str, list[tuple[int, float, float]]] = {}
         for metrics in self._all():
             for name in metrics:
@@ -68,7 +68,7 @@ def _is_kept(name: str) -> bool:
 
 
 def rank(name: str) -> int | None:
-    """Return the place of a metric among the watched metrics, None for other metrics.
+    """Return a metric's place among the watched metrics; None for other metrics.
 
     >>> rank("actor_train.loss"), rank("score.exact"), rank("evaluation_math.pass@4"), rank("actor_train.ratio")
     (5, 0, 0, None)

@@ -11,9 +11,10 @@ METRIC = "prefect-rlhf.metric"
 
 
 class Limits:
-    """Checks each step's metrics; a metric is reported when it rises above its limit, and again only after a fall.
+    """Checks each step's metrics against limits.
 
-    NaN is above any limit.
+    A metric is reported when it rises above its limit, and again only after it has fallen below it. NaN is above any
+    limit.
     """
 
     def __init__(self, limits: Mapping[str, float]) -> None:
@@ -24,7 +25,7 @@ class Limits:
     def look(self, metrics: Mapping[str, float]) -> list[str]:
         """Emit an event for each metric that has risen above its limit since the last step; return a log line for each.
 
-        A name that its call's metrics lack also gets a line, once, because it would never cause an event.
+        A limit on a metric that its call never reports also gets a line, once.
         """
         lines = []
         for name, limit in self._limits.items():

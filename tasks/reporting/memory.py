@@ -1,4 +1,4 @@
-"""Measured memory of each device beside its certificate, so that a run can refute the certificate."""
+"""Measured memory of each device next to its certificate, so that a run can refute the certificate."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ROWS_SHOWN = 50
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """The most that a device held, and what its certificate permits; `at` is the task run that reported it.
+    """A device's peak memory, and the limit by its certificate; `at` is the task run that reported the peak.
 
-    On a GPU both count the whole device: `measured_bytes` is the driver's count, and `gpu` has the most of each number
-    that its rank reported, by the names of GpuMemory; of `free_bytes` it has the least. On CPU both count the tensors
-    that engines keep between calls.
+    On a GPU both are for the whole device: `measured_bytes` is the driver's count, and `gpu` has the maximum of each
+    GpuMemory field that its rank reported (of `free_bytes`, the minimum). On CPU both count the tensors that engines
+    keep between calls.
     """
 
     device: str
@@ -38,7 +38,7 @@ class DeviceMemory:
         return self.measured_bytes > self.certified_bytes
 
     def with_report(self, kept_bytes: int, gpu: Mapping[str, int], title: str) -> DeviceMemory:
-        """Return the most of this and of a task run's report."""
+        """Return the maximum of this and of a task run's report."""
         pick = {name: min if name == "free_bytes" else max for name in gpu}
         most = {name: pick[name](value, self.gpu.get(name, value)) for name, value in gpu.items()}
         measured = gpu.get("used_bytes", kept_bytes)
@@ -47,7 +47,7 @@ class DeviceMemory:
         return DeviceMemory(self.device, self.certified_bytes, self.measured_bytes, self.at, most or self.gpu)
 
     def row(self) -> dict[str, str]:
-        """Return the row of a table."""
+        """Return the device's row in the table."""
         measured = {"measured": byte_size(self.measured_bytes), "at": self.at}
         named = {name.removesuffix("_bytes"): byte_size(value) for name, value in self.gpu.items()}
         return {"device": self.device, "certified": byte_size(self.certified_bytes), **measured, **named}
@@ -56,7 +56,7 @@ class DeviceMemory:
 class MeasuredMemory:
     """The devices of a run under a plan, and under the plans before it, oldest first.
 
-    It keeps the most of all reports, and names each device beyond its certificate once.
+    It keeps the maximum of all reports, and reports each device beyond its certificate once.
     """
 
     def __init__(self, certificate: Certificate, lease: Lease, before: MeasuredMemory | None = None) -> None:
@@ -80,12 +80,12 @@ class MeasuredMemory:
 
     @property
     def devices(self) -> Sequence[DeviceMemory]:
-        """The devices that reported, those nearest to their certificate or farthest beyond it first."""
+        """The devices that reported, starting with the device that is nearest to or furthest beyond its certificate."""
         reported = [device for device in self._by_rank.values() if device.at]
         return sorted(reported, key=lambda device: device.certified_bytes - device.measured_bytes)
 
     def excess(self) -> str | None:
-        """Return a line on the devices that went beyond their certificate since the last call, if there are any."""
+        """Return a line about devices that exceeded their certificate since the last call, if any."""
         beyond = [device for device in self.devices if device.is_beyond and device.device not in self._named]
         if not beyond:
             return None
@@ -102,7 +102,7 @@ class MeasuredMemory:
         return [device.row() for device in self.devices[:ROWS_SHOWN]]
 
     def to_json(self) -> str:
-        """Return the devices for a machine, with those of each earlier plan: a warning of that time names this file."""
+        """Return the devices as JSON, including those of each earlier plan: a warning of that time names this file."""
         return json.dumps({**self._of_plan(), "earlier_plans": self._earlier()})
 
     def _of_plan(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The README.md of a trained model's folder: what the Hub shows of it, and the model that it was trained from."""
+"""A trained model's README.md: what the Hub shows about it, and the model that it was trained from."""
 
 from importlib.metadata import version
 from pathlib import PurePath
@@ -27,10 +27,10 @@ model = AutoPeftModelForCausalLM.from_pretrained("FOLDER OR NAME")  # loads the 
 
 
 def model_card(spec: ModelSpec, algorithm: str, steps: int, run: str) -> str:
-    """Return the card of the model that `steps` steps of an algorithm trained in the role of `spec`.
+    """Return the card of the model that `steps` steps of an algorithm trained; `spec` is its role.
 
-    It names the base model on the Hub; or its folder, without the folders above it, which may name a person. The
-    licence, and the Hub's name of a folder, are left to the reader, because no file of a run has them.
+    It names the base model on the Hub, or else its folder without parent folders, which may contain a person's name.
+    You fill in the licence and, for a folder, the Hub's name, because no file of a run has them.
     """
     generates, base = spec.head != "scalar", repository_of(spec.path)
     what, example = ("model", _GENERATES if generates else _SCORES) if spec.adapter is None else ("adapter", _ADAPTS)

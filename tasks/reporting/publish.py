@@ -1,4 +1,4 @@
-"""Publishing artifacts: an unreachable server costs the run at most a picture."""
+"""Publishes artifacts. If the server is unreachable, the run loses a picture at most."""
 
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -19,9 +19,9 @@ Artifact = TypeVar("Artifact")
 def publish(
     create: Callable[Arguments, Artifact], *args: Arguments.args, **kwargs: Arguments.kwargs
 ) -> Artifact | None:
-    """Call `create`, which waits for an unreachable server as every request does; None if the server refuses.
+    """Call `create`, waiting for an unreachable server as every request does; return None if the server refuses.
 
-    Each artifact opens a new client. The retries are safe, because a running flow has already reached its server.
+    Each artifact opens a new client. Retries are safe, because a running flow has already reached its server.
     """
     make_clients_patient()
     try:
@@ -31,7 +31,9 @@ def publish(
 
 
 class Page:
-    """A Markdown artifact of a run that is replaced as the run goes on. A lost request is made up for by the next."""
+    """A Markdown artifact that is replaced as the run goes on. A lost request does no harm, because the next replaces
+    it.
+    """
 
     def __init__(self, key: str, description: str) -> None:
         self._key, self._description = key, description

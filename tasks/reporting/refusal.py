@@ -1,4 +1,4 @@
-"""The report of a plan that does not fit, in addition to the line in the state."""
+"""Reports a plan that does not fit, in more detail than the line in the flow run's state."""
 
 from prefect.artifacts import create_markdown_artifact
 

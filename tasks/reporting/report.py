@@ -1,4 +1,4 @@
-"""The report of a run: plan, progress, metrics and timeline as artifacts of Prefect, and a log line for each step."""
+"""A run's report: plan, progress, metrics and timeline as Prefect artifacts, and a log line for each step."""
 
 import logging
 from base64 import b64encode
@@ -62,7 +62,7 @@ STEPS_SHOWN = 3  # in the timeline: enough to see repetition and overlap
 
 @dataclass(frozen=True, slots=True)
 class PlannedSteps:
-    """The steps of a run under a plan: the plan's certificate, the graph of the first steps, and their prediction.
+    """A run's steps under a plan: the plan's certificate, the graph of the first steps, and their prediction.
 
     The prediction is None if the hardware is unknown.
     """
@@ -74,7 +74,7 @@ class PlannedSteps:
 
 @dataclass(frozen=True, slots=True)
 class LaterPlan(PlannedSteps):
-    """A later plan of a run: its steps, and how long the switch to it should take.
+    """A later plan of a run: its steps, and the predicted time to switch to it.
 
     `assumed` has a line for each assumption behind `switch_seconds`, which is None if the hardware is unknown.
     """
@@ -84,7 +84,7 @@ class LaterPlan(PlannedSteps):
 
     @property
     def step(self) -> int:
-        """The first step of the plan."""
+        """The plan's first step."""
         return self.augmented.finished + 1
 
     @property
@@ -99,7 +99,7 @@ class LaterPlan(PlannedSteps):
 
 
 class StepCheck(Protocol):
-    """A check of a run after each of its steps."""
+    """A check after each step of a run."""
 
     def step_ended(self, journal: Journal) -> str | None:
         """Return a line for the log, if the check has a result."""
@@ -110,11 +110,11 @@ class Switcher(StepCheck, Protocol):
     """A check that switches the run to a better plan."""
 
     def built(self, instance: ModelInstance, seconds: float) -> None:
-        """Note the seconds that the build of an instance took."""
+        """Note how many seconds building an instance took."""
         ...
 
     def switches(self, run: TrainingRun) -> LaterPlan:
-        """Return the plan that the run switches to now."""
+        """Return the plan to which the run switches now."""
         ...
 
     def switched(self, run: TrainingRun, journal: Journal) -> None:
@@ -182,14 +182,14 @@ class RunReport:
                 )
 
     def switches(self, run: TrainingRun) -> None:
-        """Note that a switch begins: from now on the devices may hold what the next plan keeps."""
+        """Note that a switch begins: from now on, devices may hold what the next plan keeps."""
         if self._switcher is not None:
             self.later.append(self._switcher.switches(run))
         self._warn_of_memory()  # what the last step reported belongs to the plan that ends
         self._memory = MeasuredMemory(self._later_from(run.finished + 1).certificate, self.lease, self._memory)
 
     def switched(self, run: TrainingRun, seconds: float) -> None:
-        """Report a switch, and show the next plan instead of the last."""
+        """Report a switch, and show the next plan instead of the previous."""
         self._now = later = self._later_from(run.finished + 1)
         if self._journal is not None:
             self._journal.keep("plan.yaml", plan_yaml(run.plan))
@@ -213,7 +213,7 @@ class RunReport:
         return next(later for later in self.later if later.step == step)
 
     def started(self, journal: Journal) -> None:
-        """Show the folder of the run's files and a progress bar, and measure the memory of its task runs."""
+        """Show the run folder and a progress bar, and start to measure the memory of task runs."""
         self._journal = journal
         journal.watch(lambda span: self._memory.add(span, span.title))
         self._log.info("files of this run: %s", shown(journal.run_dir))
@@ -222,7 +222,7 @@ class RunReport:
         self._progress = created if isinstance(created, UUID) else None
 
     def resumed(self, run: TrainingRun, metrics: Sequence[Mapping[str, float]], warnings: Sequence[str] = ()) -> None:
-        """Report a resumed run's checkpoint and ignored files, and the metrics and warnings of the steps before it."""
+        """Report a resumed run's checkpoint and ignored files, and show the metrics and warnings of earlier steps."""
         if run.checkpoint is None:
             return
         checkpoint, (before, now) = run.checkpoint, (run.checkpoint.manifest.plan, plan_yaml(self._now.augmented.plan))
@@ -292,7 +292,7 @@ class RunReport:
             publish(update_progress_artifact, self._progress, progress=100.0 * self._share_done)
 
     def stopped(self, run: TrainingRun, error: BaseException | None = None) -> None:
-        """Log the checkpoint that another run can resume from, unless `error` refuses that checkpoint."""
+        """Log the checkpoint to resume from, unless `error` refuses that checkpoint."""
         with suppress(OutputFailed):  # the error that ended the run matters more
             self._keep_memory()
         with not_waiting():
@@ -378,13 +378,13 @@ class RunReport:
 
 
 def values_by_call(metrics: Mapping[str, float]) -> list[str]:
-    """Return each value after its name; the name includes the call and is the same in every step."""
+    """Return metrics as text: name and value. A name includes the call and is the same in every step."""
     shown = (name for name in metrics if not name.rpartition(".")[2].startswith("initial_"))
     return [f"{name} {metrics[name]:.4g}" for name in shown]
 
 
 def metric_rows(steps: Reversible[Mapping[str, float]]) -> list[dict[str, str]]:
-    """Return steps as rows of a table, newest first, each with the columns of all: a page takes those of the first.
+    """Return steps as table rows, newest first. Each row has all columns, because Prefect's pages use the first row's.
 
     >>> metric_rows([{"step": 1, "score": 0.25}, {"step": 2}])
     [{'step': '2', 'score': ''}, {'step': '1', 'score': '0.25'}]
@@ -398,7 +398,7 @@ def _value_text(value: float | str) -> str:
 
 
 def timeline_markdown(spans: tuple[TaskRunSpan, ...]) -> str:
-    """Return task runs as a picture with a lane for each device, in a form that Prefect's pages show."""
+    """Return task runs as a picture with a lane per device, in a form that Prefect's pages show."""
     bars = [Bar(_title(span), span.kind, span.devices, span.start, span.end) for span in spans]
     steps = [span.step for span in spans]
     return f"Steps {min(steps)} to {max(steps)}\n\n{picture(timeline_svg(bars))}"
@@ -410,7 +410,7 @@ def _title(span: TaskRunSpan) -> str:
 
 
 def planned_timeline(predicted: Prediction) -> str:
-    """Return the first steps as an SVG, as planned."""
+    """Return the planned schedule of the first steps as SVG."""
     return timeline_svg(schedule_bars(predicted.schedule, STEPS_SHOWN))
 
 

@@ -1,7 +1,7 @@
-"""The record of a run in its folder: its parameters, the version that ran it, when it began, and its state.
+"""A run's record in its folder: its parameters, version, start time and state.
 
-`parameters.yaml` is for `--parameters`; `run.json` has the rest. While a run trains it holds a lock on the file that
-names its owner, so that a run whose process was killed is told from a run that is alive.
+`parameters.yaml` is for `--parameters`; `run.json` has the rest. While a run trains it locks the file that names its
+owner, so a killed run can be told from a living run.
 """
 
 import fcntl
@@ -35,9 +35,9 @@ Changes = Callable[[Mapping[str, Any], Mapping[str, Any]], Iterator[tuple[str, A
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The record of a run. `command` starts it again with `parameters.yaml`; None for an algorithm of a notebook.
+    """A run's record. `command` starts it again with `parameters.yaml`; None for an algorithm defined in a notebook.
 
-    `began` is a time in UTC. `why` is the reason of a failure or a stop, on a line.
+    `began` is a time in UTC. `why` is the reason for a failure or a stop, in one line.
     """
 
     algorithm: str
@@ -51,7 +51,7 @@ class RunRecord:
 
     @classmethod
     def read(cls, run_dir: Path) -> "RunRecord":
-        """Return the record of a run's folder. Raises InvalidInput for a folder without one, or with a damaged one."""
+        """Read the record in a run's folder. Raises InvalidInput if it is missing or damaged."""
         expected = "the record that a run writes into its folder"
         values = read_json_object("run_dir", run_dir / RECORD, expected)
         try:
@@ -81,10 +81,10 @@ def _now() -> str:
 def keep_parameters(
     run_dir: Path, record: RunRecord, parameters: Mapping[str, Any], changed: Changes, resumed: Path | None = None
 ) -> None:
-    """Write `parameters.yaml`, with comment lines that say what ran it. A file of the same run is kept.
+    """Write `parameters.yaml`, with comment lines that name version and command. A file of the same run is kept.
 
-    Then a line is added that the run began again, and a line for each parameter that changed meanwhile. `resumed` is
-    the folder of another run that this run continues: the parameters that differ from its own are comment lines.
+    In that case a line says that the run was restarted, and a line names each parameter that has changed. `resumed` is
+    the folder of another run that this run continues; parameters that differ from it are comment lines.
     """
     file, of = run_dir / PARAMETERS, f"prefect-rlhf {OwnVersion(record.version, record.commit)}"
     if file.is_file():
@@ -112,7 +112,7 @@ def _changes(earlier: Path, parameters: Mapping[str, Any], changed: Changes) -> 
 
 
 def comments(lines: Sequence[str]) -> str:
-    r"""Return lines as comments of YAML, without signs that would end a comment.
+    r"""Return lines as YAML comments, without characters that would end a comment.
 
     >>> comments(["one", "two\nthree"])
     '# one\n# two three\n'
@@ -121,7 +121,7 @@ def comments(lines: Sequence[str]) -> str:
 
 
 def read_parameters(run_dir: Path) -> dict[str, Any]:
-    """Return the parameters of a run's folder, nested as in the file. Raises InvalidInput if they cannot be read."""
+    """Return the parameters in a run's folder, nested as in the file. Raises InvalidInput if they cannot be read."""
     found = read_yaml("run_dir", run_dir / PARAMETERS)
     if not isinstance(found, dict):
         raise InvalidInput("run_dir", str(run_dir / PARAMETERS), "the parameters that a run writes into its folder")
@@ -130,7 +130,7 @@ def read_parameters(run_dir: Path) -> dict[str, Any]:
 
 @contextmanager
 def recorded(run_dir: Path, record: RunRecord) -> Iterator[None]:
-    """Keep the state of the run in its folder while the body runs, and how it ended afterwards."""
+    """Record in the run folder that the run is running while the body runs, and afterwards how it ended."""
     with _alive(run_dir / OWNER):
         record.write(run_dir)
         try:
@@ -156,7 +156,7 @@ def _alive(owner: Path) -> Iterator[None]:
 
 
 def is_alive(run_dir: Path) -> bool:
-    """Return whether a process trains the run of a folder now."""
+    """Whether a process is training the run in a folder now."""
     try:
         with (run_dir / OWNER).open("rb") as file:
             return not _locked(file.fileno(), fcntl.LOCK_SH)
@@ -173,7 +173,7 @@ def _locked(descriptor: int, kind: int) -> bool:
 
 
 def state_of(run_dir: Path, record: RunRecord) -> tuple[State, str | None]:
-    """Return the state of a run, and why it ended if it was stopped or failed: its process may have been killed."""
+    """Return a run's state and, if it was stopped or failed, the reason. Its process may have been killed."""
     if record.state == "running" and not is_alive(run_dir):
         return "failed", "its process ended without a word: it was killed, or its machine stopped"
     return record.state, record.why

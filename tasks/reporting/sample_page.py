@@ -1,4 +1,4 @@
-"""The artifact `samples`: questions, answers and rewards of a run as Markdown, before training and as it goes on."""
+"""The artifact `samples`: a run's questions, answers and rewards as Markdown, before training and as it goes on."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ ENVIRONMENT = SPEAKERS["environment"]
 
 
 def sample_page(run_dir: Path) -> str | None:
-    """Return the page of a run's samples; None if nothing was generated.
+    """Return the page with a run's samples; None if no text was generated.
 
     All texts are in fences, so that no text of a dataset, a model or a tool is read as Markdown.
     """

@@ -1,4 +1,4 @@
-"""Samples of a run: what was asked, what the model answered, and the rewards; for a terminal, each on a few lines."""
+"""A run's samples: question, the model's answer, and the rewards. A terminal shows each on a few lines."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ SPEAKERS: Mapping[str, str] = {ASSISTANT: "model", ENVIRONMENT: "environment", F
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer of the model: its text, or the messages of a play as (speaker, words), and its rewards by column."""
+    """An answer of the model: its text, or a play's messages as (speaker, words), and its rewards by column."""
 
     text: str
     messages: tuple[tuple[str, str], ...]
@@ -36,14 +36,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The question: the last user message, or a prompt that is not a chat; and the answers to it by their heading."""
+    """A question (the last user message, or a prompt that is not a chat), and its answers by heading."""
 
     asked: str
     answers: Mapping[str, Answer]
 
 
 def held_out_samples(run_dir: Path, number: int = PROMPTS_SHOWN) -> list[Sample]:
-    """Return the first prompts of a run's evaluations, with the responses of the first and of the newest evaluation.
+    """Return the first prompts of a run's evaluations, with responses from the first and from the newest evaluation.
 
     The headings are `before` and `after`; after a single evaluation, `before` alone. Returns an empty list without
     evaluations, and for files without texts.
@@ -60,7 +60,7 @@ def held_out_samples(run_dir: Path, number: int = PROMPTS_SHOWN) -> list[Sample]
 
 
 def rollout_samples(run_dir: Path, number: int = PROMPTS_SHOWN) -> list[Sample]:
-    """Return the first prompts of the newest rollouts that differ, each with a response; the heading is its reward."""
+    """Return the first different prompts of the newest rollouts, each with a response; its heading is its reward."""
     files = step_files(run_dir, ROLLOUTS)
     if not files or not _has_texts(files[-1]):
         return []
@@ -72,9 +72,9 @@ def rollout_samples(run_dir: Path, number: int = PROMPTS_SHOWN) -> list[Sample]:
 
 
 def sample_lines(run_dir: Path) -> Iterator[str]:
-    """Yield the lines that show a run's responses before and after training, or else those of the last step.
+    """Yield lines that show a run's responses before and after training, or else in the last step.
 
-    Each is within a line of a terminal. Without texts there is no line.
+    Each fits on a terminal's line. Yields no line if no text is recorded.
     """
     shown = held_out_samples(run_dir)
     if shown and len(shown[0].answers) > 1:
@@ -103,7 +103,8 @@ def _turns(messages: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 
 def on_one_line(text: str) -> str:
-    r"""Return a text with its spaces, line breaks and control characters as single spaces, without the middle if long.
+    r"""Join a text into one line: spaces, line breaks and control characters become single spaces, and a long middle is
+    cut.
 
     >>> on_one_line(" 12.\n\nThis  is")
     '12. This is'

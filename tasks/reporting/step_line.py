@@ -1,4 +1,4 @@
-"""The line of a step: progress of the run, duration of the step, metrics of learning, remaining time."""
+"""A step's log line: the run's progress, step time, learning metrics, remaining time."""
 
 from collections import deque
 from collections.abc import Collection, Mapping
@@ -20,7 +20,7 @@ else the first metric of a call with that name."""
 
 @final
 class StepLines:
-    """Makes a line for each step in a run of `num_steps`; `evaluations` are calls that do not run in every step."""
+    """Formats a line for each step in a run of `num_steps`; `evaluations` are calls that do not run in every step."""
 
     def __init__(self, num_steps: int, evaluations: Collection[str] = ()) -> None:
         self._num_steps, self._evaluations = num_steps, frozenset(evaluations)
@@ -29,7 +29,7 @@ class StepLines:
     def line(self, metrics: Mapping[str, float], phrase: str = "") -> str:
         """Return the line of the next step, at most 100 characters.
 
-        `phrase` says what is wrong with the step; it has its place before all values but the first.
+        `phrase` says what is wrong with the step; it comes after the first value.
 
         >>> metrics = {"step": 3, "seconds": 9.81, "score.exact": 0.5, "rewards.score": 0.41, "rewards.kl": 0.02}
         >>> StepLines(20).line(metrics)
@@ -53,7 +53,7 @@ class StepLines:
         return _joined(*begin, *said)
 
     def before_training(self, metrics: Mapping[str, float]) -> str:
-        """Return the line of step 0, which has the evaluation before training.
+        """Return the line of step 0, the evaluation before training.
 
         >>> StepLines(20, ["accuracy"]).before_training({"step": 0, "accuracy.accuracy": 0.25})
         'step 0 of 20 · before training · held-out accuracy 0.25'
@@ -61,7 +61,7 @@ class StepLines:
         return _joined(f"step 0 of {self._num_steps}", "before training", *self.values(metrics))
 
     def values(self, metrics: Mapping[str, float]) -> list[str]:
-        """Return the few metrics of the line: first the step's, then its evaluation's."""
+        """Return the line's few metrics: the step's, then those of its evaluation."""
         evaluated = {name: value for name, value in metrics.items() if name.partition(".")[0] in self._evaluations}
         trained = {name: value for name, value in metrics.items() if name not in evaluated}
         return [*_values(trained), *(f"held-out {value}" for value in _values(evaluated))]
@@ -77,7 +77,7 @@ def _values(metrics: Mapping[str, float]) -> list[str]:
 
 
 def shown_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the few metrics that the line of a step shows, by their names on it.
+    """Return the few metrics that a step's line shows, by their names in it.
 
     >>> shown_metrics({"step": 2, "rewards.score": 0.41, "rewards.kl": 0.02, "train.loss": 0.7})
     {'reward': 0.41, 'kl': 0.02}
@@ -94,7 +94,8 @@ def _has_no_reward(metrics: Mapping[str, float]) -> bool:
 
 
 def with_reward(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics without the scores of a call whose rows all lack one: no score is not a score of 0.
+    """Return the metrics without the scores of a call in which no row has a score, because no score is not a score of
+    0.
 
     >>> with_reward({"a.score": 0.0, "a.unscored": 1.0, "a.kl": 0.5, "b.score": 0.0, "b.unscored": 0.5})
     {'a.unscored': 1.0, 'a.kl': 0.5, 'b.score': 0.0, 'b.unscored': 0.5}

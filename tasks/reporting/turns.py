@@ -1,4 +1,4 @@
-"""Expected and measured turns of plays side by side: what the planner counted on, and what the run saw."""
+"""Compares expected with measured turns of plays: the planner's assumption, and the run's measurement."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from statistics import fmean
@@ -7,7 +7,9 @@ from prefect_rlhf.placement.graph import DataflowGraph, PlayBounds
 
 
 def turn_rows(graph: DataflowGraph, steps: Iterable[Mapping[str, float]]) -> list[dict[str, str]]:
-    """Return the rows of a table: three for each generate with a play that trains; measured are means over `steps`."""
+    """Return table rows: three for each generate call with a play that trains. Measured values are means over
+    `steps`.
+    """
     steps = list(steps)
     return [row for call in graph if call.every is None for row in _rows_of(call.name, call.play, steps)]
 

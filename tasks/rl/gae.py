@@ -1,6 +1,6 @@
-"""Advantages with a critic (GAE), and ReMax's advantages over a greedy response.
+"""Advantages with a critic (GAE), and ReMax's advantages over a greedy response's score.
 
-Advantages from groups of responses are in `group_advantages.py`. Shapes: B rows, T response tokens.
+For advantages from groups of responses see `group_advantages.py`. Shapes: B rows, T response tokens.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def gae(rewards: Batch, values: Batch, rollout: Batch | None = None, *, settings
 def gae_advantages(rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma: float, lam: float) -> Tensor:
     """Return A_t = sum over k of (gamma * lam)^k * delta_(t+k), where delta_t = r_t + gamma * V_(t+1) - V_t.
 
-    Here t + 1 is the next token with mask 1.0, and V is 0 after the last. A token with mask 0.0 is passed over.
+    Here t + 1 is the next token with mask 1.0, and V is 0 after the last. Tokens with mask 0.0 are skipped.
 
     >>> import torch
     >>> one_row = (torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.25]]), torch.ones(1, 2))

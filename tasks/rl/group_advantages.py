@@ -1,4 +1,4 @@
-"""Advantages without a critic (GRPO and its variants): a response's score relative to those of other responses.
+"""Advantages without a critic (GRPO and its variants): a response's score relative to the scores of other responses.
 
 `grpo_advantages` chooses among the formulas. Shapes: B rows, T response tokens, K named rewards, or K turns. Rows with
 the same number in `groups_B` are responses to the same prompt. A score of NaN has advantage 0 and does not count in

@@ -76,7 +76,7 @@ def group_scores(scores_B: Tensor, groups_B: Tensor) -> GroupScores:
 
 
 def group_metrics(scores_B: Tensor, named: Mapping[str, Tensor], groups_B: Tensor) -> dict[str, float]:
-    """Return metrics of a step's scores; means are over the rows with a score, and over the groups with such rows.
+    """Return metrics of a step's scores; means are over rows with a score, and over groups with such rows.
 
     `score_low` and `score_high` are the 95% interval of the mean score by bootstrap over the groups, unless a named
     reward has one of these names. `zero_deviation` is the share of groups whose scores are all equal. `unscored` is the
@@ -92,7 +92,9 @@ def group_metrics(scores_B: Tensor, named: Mapping[str, Tensor], groups_B: Tenso
 
 
 def score_interval(means_P: Tensor) -> dict[str, float]:
-    """Return `score_low` and `score_high`, the 95% interval of the mean of prompts' mean scores; empty without any."""
+    """Return `score_low` and `score_high`, the 95% interval of the mean of prompts' mean scores; empty without
+    scores.
+    """
     from prefect_rlhf.tasks.rl.evaluation.intervals import interval  # here: a flow is traced without numpy
 
     found = interval(means_P.double().cpu().numpy())

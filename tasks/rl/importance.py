@@ -23,9 +23,9 @@ LARGEST_LOG = 20.0  # a ratio of 5e8: beyond every bound, and still finite
 def importance_weights(rollout: Batch, recomputed: Batch, settings: Importance) -> Computed:
     """Compute `importance`: a weight for each token's loss, which corrects for sampling with the generation engine.
 
-    Its metrics are the mean weight, the largest ratio before the bounds, the share of tokens (or responses) beyond the
-    bounds, and the engines' mismatch per token in two measures: KL (generation from training, k3) and chi-squared (mean
-    squared ratio less 1).
+    Its metrics are the mean weight, the largest ratio before it is bounded, the share of tokens (or responses) beyond
+    the bounds, and the engines' mismatch per token in two measures: KL (generation from training, k3) and chi-squared
+    (mean squared ratio minus 1).
     """
     mask_BT = response_mask(rollout)
     log_ratio_BT = (recomputed["logprobs"] - rollout["logprobs"]) * mask_BT

@@ -48,7 +48,7 @@ def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: Estimat
 
 
 def next_coefficient(coefficient: float, kl: float, num_responses: int, control: KLControl) -> float:
-    """Return the penalty's coefficient after `num_responses` responses whose KL was `kl` nats on average.
+    """Return the penalty's coefficient after `num_responses` responses with a mean KL of `kl` nats.
 
     >>> adaptive = KLControl(kind="adaptive", target=4.0, horizon=100.0)
     >>> round(next_coefficient(0.1, kl=4.4, num_responses=10, control=adaptive), 6)  # 0.1 * (1 + 0.1 * 10/100)

@@ -66,8 +66,8 @@ def weighted_gain(
 def ppo_clip(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: PPO) -> LossValues:
     """PPO's clipped surrogate (Schulman et al. 2017, equation 7) on `advantages` and the old policy's `logprobs`.
 
-    The old policy is the one that wrote the responses, however many steps ago. The advantages were sampled under it, so
-    the ratio to it corrects for the difference, and the clip keeps the new policy near it.
+    The old policy is the policy that wrote the responses, however many steps ago. The advantages were sampled under it,
+    so the ratio to it corrects for the difference, and the clip keeps the new policy near it.
     """
     log_ratio_BT = logprobs_BT - batch["logprobs"]
     ratio_BT, lowest, highest = log_ratio_BT.exp(), 1 - settings.clip, 1 + settings.clip
@@ -79,7 +79,7 @@ def ppo_clip(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: PPO) ->
 
 
 def ratio_metrics(ratio_BT: Tensor, log_ratio_BT: Tensor, lowest: float, highest: float) -> dict[str, Tensor]:
-    """Return metrics per token of the policy's distance from the old policy; the loss clips `ratio_BT`.
+    """Return metrics, per token, of the policy's distance from the old policy; the loss clips `ratio_BT`.
 
     In the first mini-batch, `change` is the absolute difference between the log-probabilities of the two engines.
     """

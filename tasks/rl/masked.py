@@ -1,4 +1,4 @@
-"""Statistics of padded tensors over the positions that exist.
+"""Statistics of padded tensors, over positions that exist.
 
 Shapes: B rows, T response tokens. A mask is 1.0 at a token, 0.0 at padding.
 """
@@ -41,7 +41,7 @@ def mean_of(values_B: Tensor) -> float:
 
 
 def means(values_B: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return metrics: the mean of the finite values of each. Without such values a metric is absent: no score is not 0.
+    """Return metrics: the mean of each tensor's finite values. A metric without values is left out: no score is not 0.
 
     >>> import torch
     >>> means({"score": torch.tensor([1.0, float("nan"), 2.0]), "cost": torch.tensor([float("nan")])})
@@ -72,7 +72,7 @@ def masked_variance(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def whiten(values_BT: Tensor, mask_BT: Tensor, eps: float = 1e-8) -> Tensor:
-    """Shift and scale to mean 0 and variance 1 over all tokens of the mask; other places become 0."""
+    """Shift and scale to mean 0 and variance 1 over all tokens of the mask; other positions become 0."""
     centred_BT = values_BT - masked_mean(values_BT, mask_BT)
     return centred_BT * (masked_variance(values_BT, mask_BT) + eps).rsqrt() * mask_BT
 
@@ -94,7 +94,7 @@ def last_token(mask_BT: Tensor) -> Tensor:
 
 
 def share_ahead(margins: Tensor) -> float:
-    """Return the share of margins above 0; a margin of 0 counts as a half. Without margins the share is 0.
+    """Return the share of margins above 0; a margin of 0 counts half. The share of no margins is 0.
 
     >>> import torch
     >>> share_ahead(torch.tensor([2.0, 0.0, -1.0, 0.0]))

@@ -1,4 +1,4 @@
-"""The follow of a shipped flow, as its settings say."""
+"""Makes the reference of a shipped flow follow the policy, if its settings say so."""
 
 from prefect_rlhf.errors.errors import NotUsed
 from prefect_rlhf.tasks.settings import MovingReference
@@ -8,7 +8,7 @@ from prefect_rlhf.tasks.tracing.calls import follow
 def move_reference(
     ref: object | None, actor: object, settings: MovingReference, parameter: str = "algo.follow"
 ) -> None:
-    """Let `ref` follow `actor` if the settings, which are the `parameter`, say so.
+    """Let `ref` follow `actor` if `settings` say so; `parameter` is the name of these settings.
 
     Raises NotUsed for settings without a reference that could follow.
     """

@@ -16,8 +16,7 @@ class OldPolicy:
     """Handles of the old policy.
 
     `logprobs` has the log-probabilities of the old policy. `inputs` are inputs of the train_step: the rollout, its
-    recomputed log-probabilities, and the weights of its tokens. The ratio divides by the first log-probabilities among
-    the inputs.
+    recomputed log-probabilities, and the tokens' weights. The ratio divides by the first log-probabilities among them.
     """
 
     logprobs: RowsHandle
@@ -27,8 +26,8 @@ class OldPolicy:
 def old_policy(actor: object, rollout: RowsHandle, algo: PolicyGradient) -> OldPolicy:
     """Add the calls that `algo.old_logprobs` and `algo.importance` ask for, and return the old policy.
 
-    With `recompute`, the training engine computes the actor's log-probabilities before the actor is trained. How far
-    generation's are from these is a metric; with `importance` it also weights each token.
+    With `recompute`, the training engine computes the actor's log-probabilities before the actor is trained. A metric
+    shows how far generation's are from these; with `importance` the difference also weights each token.
     """
     if algo.old_logprobs == "rollout":
         return OldPolicy(rollout, (rollout,))

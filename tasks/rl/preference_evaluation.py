@@ -1,4 +1,4 @@
-"""How often, and by how much, a policy prefers the better answers of held-out data to the worse answers.
+"""Measures how often, and by how much, a policy prefers the better to the worse answers in held-out data.
 
 Shapes: B rows, T response tokens, P pairs (row 2p chosen, 2p+1 rejected), G good answers, W worse answers.
 """

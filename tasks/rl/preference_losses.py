@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @loss("logprobs", rows_per_item=2)
 def dpo(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: DPO) -> LossValues:
-    """The loss for DPO and its variants. m is how far the chosen answer's `implicit_rewards` are above the rejected's.
+    """The loss for DPO and its variants. m is how much higher the chosen answer's `implicit_rewards` are than the
+    rejected answer's.
 
     - dpo: -log sigmoid(m). Rafailov et al. 2023 (arXiv:2305.18290), equation 7.
     - cdpo: -(1 - e) log sigmoid(m) - e log sigmoid(-m); e is the share of wrong labels. Mitchell 2023.

@@ -102,9 +102,9 @@ def kl_penalised_rewards(
 
 
 def placed_scores(shaped_B: Tensor, scores: Batch, mask_BT: Tensor) -> Tensor:
-    """Return [B, T]: the score at each row's last token; of a play, each turn's reward at the last token of its turn.
+    """Return [B, T]: the score at each row's last token or, for a play, each turn's reward at the turn's last token.
 
-    The sum over a play's row is its shaped score too: the last token has the rest.
+    A play's row also sums to its shaped score, because the last token gets the rest.
     """
     if "turn_rewards" not in scores.columns:
         return shaped_B[:, None] * last_token(mask_BT)
@@ -117,7 +117,7 @@ def placed_scores(shaped_B: Tensor, scores: Batch, mask_BT: Tensor) -> Tensor:
 
 
 def shape_scores(scores_B: Tensor, running: RunningScores, settings: PPO | ReMax) -> Tensor:
-    """Return the scores that enter the reward: normalised by all scores so far, and clipped, if the settings say so."""
+    """Return the scores that enter the reward: normalised by all scores so far, and clipped, as the settings say."""
     scaled_B = running.scale(scores_B) if settings.normalise_scores else scores_B
     return scaled_B if settings.score_clip is None else scaled_B.clamp(-settings.score_clip, settings.score_clip)
 
@@ -125,7 +125,7 @@ def shape_scores(scores_B: Tensor, running: RunningScores, settings: PPO | ReMax
 def rollout_metrics(logprobs_BT: Tensor, kl_BT: Tensor, scores_B: Tensor, mask_BT: Tensor) -> dict[str, float]:
     """Return metrics of a step's responses; `entropy` is estimated as minus the mean log-probability of their tokens.
 
-    Metrics of scores are over the finite scores, and left out without any; `unscored` is the share of the others.
+    Score metrics are over the finite scores, and left out if no score is finite; `unscored` is the share of the others.
     `score_low` and `score_high` are the 95% interval of the mean score, by bootstrap over the rows.
     """
     left_B = scores_B[scores_B.isfinite()]
@@ -160,7 +160,7 @@ def mean_scores(scores: Batch, settings: Settings) -> Computed:
 
 @computation()
 def compare_logprobs(rollout: Batch, recomputed: Batch, settings: Settings) -> Computed:
-    """Measure how far the generation engine's log-probabilities are from the training engine's, for equal weights."""
+    """Measure how far the generation engine's log-probabilities are from the training engine's for equal weights."""
     mask_BT = response_mask(rollout)
     difference_BT = (recomputed["logprobs"] - rollout["logprobs"]) * mask_BT
     metrics = {"mean": float(masked_mean(difference_BT.abs(), mask_BT)), "max": float(difference_BT.abs().max())}

@@ -85,7 +85,7 @@ def lagrange_advantages(
 ) -> Computed:
     """Mix the reward's and the cost's advantages: (A_r - l A_c) / (1 + l) (Dai et al. 2023, arXiv:2310.12773).
 
-    A row whose reward or cost is unknown has advantage 0 and row weight 0. If an input has a `mask`, tokens with mask
+    A row with an unknown reward or cost has advantage 0 and row weight 0. If an input has a `mask`, tokens with mask
     0.0 have advantage 0 and do not count in the whitening.
     """
     weights_B = row_weights(rewards, multiplier["multiplier"]) * row_weights(costs, multiplier["multiplier"])
@@ -103,8 +103,8 @@ def record_safe_evaluation(
 ) -> Computed:
     """Write `evaluation/step-000010.parquet`: responses to held-out prompts, each with `reward` and `cost`.
 
-    The metrics are the mean reward and the mean cost of the responses that have one; a mean over no value is left out.
-    `unscored` is the share of responses without a reward.
+    The metrics are the mean reward and the mean cost, each over the responses that have it; a mean over no value is
+    left out. `unscored` is the share of responses without a reward.
     """
     scores_B, costs_B = scores["scores"].float(), costs["scores"].float()
     columns = shown_columns(rollout, scores) | {

@@ -1,4 +1,4 @@
-"""Scores for advantages without a critic: KL penalties, penalties for length, and the weighted sum of named rewards.
+"""Scores for advantages without a critic: KL penalties, length penalties, and the weighted sum of named rewards.
 
 Shapes: B rows, T response tokens, K named rewards.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def kl_penalties(policy: Batch, reference: Batch | None, mask_BT: Tensor, kl: KLTerm) -> Tensor | None:
     """Return [B, T]: the KL penalty at each token, coefficient * estimate; None if KL is not in the reward.
 
-    Raises InvalidInput if KL is in the reward and there is no reference.
+    Raises InvalidInput if KL is in the reward but the flow has no reference.
     """
     if not kl.in_reward:
         return None
@@ -32,7 +32,9 @@ def kl_penalties(policy: Batch, reference: Batch | None, mask_BT: Tensor, kl: KL
 
 
 def named_rewards(scores: Batch) -> dict[str, Tensor]:
-    """Return the named rewards, [B] each, whose weighted sum is `scores`; empty if there is a single reward."""
+    """Return the named rewards, [B] each, that `scores` is the weighted sum of; empty if the reward is a single
+    function.
+    """
     return {
         key: scores[key].float()
         for key, rows in scores.columns.items()

@@ -1,4 +1,4 @@
-"""Checkpoint and commit nodes, and resuming from a checkpoint: commands to ranks and the controller's own part."""
+"""Checkpoint and commit nodes, and resuming: the commands to ranks, and the controller's own part."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 @dataclass(frozen=True, slots=True)
 class Checkpointing:
-    """The checkpoints of a run. After a switch it takes over the states of computations from the plan `before`."""
+    """A run's checkpoints. After a switch it takes over the computations' states from the plan `before`."""
 
     run: TrainingRun
     fingerprints: Fingerprints
@@ -44,7 +44,7 @@ class Checkpointing:
         object.__setattr__(self, "_copied", defaultdict(dict))
 
     def check(self, num_ranks: int) -> None:
-        """Verify the checksums of all shards, each on a single rank, and record the weights' expected fingerprints."""
+        """Verify the checksums of all shards, each on one rank, and record the weights' expected fingerprints."""
         checkpoint = self.run.checkpoint
         if checkpoint is None:
             return
@@ -58,7 +58,7 @@ class Checkpointing:
             self.fingerprints.learn(name, version, fingerprint)
 
     def restore(self, instance: ModelInstance) -> Restore | None:
-        """Return the place of an instance's state in a resumed or switched run, None in a new run."""
+        """Return the location of an instance's state in a resumed or switched run; None in a new run."""
         checkpoint, graph = self.run.checkpoint, self.run.graph
         if self.run.switched_after is not None:
             return Restore(None, graph.version_after(instance.role, self.run.switched_after))
@@ -72,7 +72,7 @@ class Checkpointing:
             self._states.leave(name, self.run.finished, state)
 
     def move_states(self, before: Checkpointing) -> None:
-        """Move the states of computations to the ranks that need them under this plan.
+        """Move computations' states to the ranks that need them under this plan.
 
         Raises InvalidInput for a state that has to move and cannot be saved.
         """
@@ -94,20 +94,20 @@ class Checkpointing:
     def refusal(self, error: StaleWeights, command: BuildCommand) -> RlhfError:
         """Return the error for built weights that differ from their version.
 
-        The path of frozen weights may hold others than in the run to resume.
+        For frozen weights, the path may now hold other weights than in the run to resume.
         """
         if self.run.checkpoint is None or all(own.trained for own in command.weights):
             return error
         return other_weights(command.instance.role, command.model.path)
 
     def left(self, call: Call, step: int, reports: Mapping[int, RankReport]) -> None:
-        """Keep the new state of a stateful computation for the next checkpoint."""
+        """Keep the new state of a stateful computation until the next checkpoint."""
         for report in reports.values():
             if report.state is not None:
                 self._states.leave(call.name, step, report.state)
 
     def copy(self, node: Node, work: Checkpoint) -> dict[int, RankReport]:
-        """Make ranks copy their parts of trained weights into host memory, and record the weights' fingerprints."""
+        """Make ranks copy their parts of trained weights to host memory, and record the weights' fingerprints."""
         instance, version = work.instance, work.reads
         reports = self.call(Rank.checkpoint, dict.fromkeys(self.run.ranks(instance), (instance, version)), node.title)
         trained = (own.name for own in self.run.graph.weights(instance.role) if own.trained)

@@ -1,4 +1,4 @@
-"""The commands of a call node to its ranks, built from the graph and the rows of its step."""
+"""Builds the commands of a call node to its ranks, from the graph and the rows of its step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from prefect_rlhf.tasks.tracing.operations import Bound
 def call_commands(
     run: TrainingRun, node: Node, work: ModelCall | Compute, step_rows: StepRows
 ) -> dict[int, CallCommand]:
-    """Return each rank's command of a call: the same call, with the rows of its replica and the keys of its stage."""
+    """Return the command for each rank of a call: the same call, with its replica's rows and its stage's keys."""
     call, placement = work.call, run.plan[work.call.name]
     generated, frees = run.graph.generated_by(call), step_rows.take_frees(node)
     shared = {
@@ -93,7 +93,7 @@ def _passes(run: TrainingRun, placed: PlacedCall, node: Node, step_rows: StepRow
 
 @lru_cache(maxsize=64)  # the same in every step
 def operation_fields(call: Call, placement: Placement | None = None) -> Mapping[str, Any]:
-    """Return the fields of a CallCommand that define its work, from the call's operation and its placement's words."""
+    """Return the CallCommand fields that define a call's work, from its operation and its placement's words."""
     if call.kind == "generate":
         sampling = SamplingSettings(**Sampling.model_validate_json(call.operation.settings).model_dump())
         play = None if call.play is None else Play.model_validate_json(call.play.settings).settings
@@ -106,7 +106,7 @@ def operation_fields(call: Call, placement: Placement | None = None) -> Mapping[
 
 
 def engine_settings(placement: Placement | None) -> dict[str, Any]:
-    """Return the fields of TrainSettings that a placement's words set; none without a placement."""
+    """Return the TrainSettings fields that a placement's words set; empty without a placement."""
     if placement is None:
         return {}
     found: dict[str, Any] = {"registered": placement.registered}
@@ -116,7 +116,7 @@ def engine_settings(placement: Placement | None) -> dict[str, Any]:
 
 
 def host_fields(graph: DataflowGraph, call: Call) -> Mapping[str, Any]:
-    """Return the function of a call on hosts; no field for other calls."""
+    """Return the field with a host call's function; empty for other calls."""
     if not call.on_hosts:
         return {}
     made = graph.makes_prompts_of(call.rows)
@@ -125,7 +125,7 @@ def host_fields(graph: DataflowGraph, call: Call) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=64)  # the same in every step
 def loss_terms(call: Call, is_only: bool) -> tuple[LossTerm, ...]:
-    """Return a train_step's losses on a row set, in the engines' form; the metrics of a single loss have no name."""
+    """Return a train_step's losses on a row set, in the engines' form. A single loss adds no name to its metrics."""
     return tuple(
         LossTerm(
             loss=Bound(term.operation),

@@ -1,4 +1,4 @@
-"""The start of nodes: a node whose dependencies have ended gets all its resources at once, in the order of the graph.
+"""Decides when nodes start: once its dependencies have ended, a node gets all its resources at once, in graph order.
 
 Resources are the compute, the host link and the disk path of devices, so copies to the host and writes to disk run
 concurrently with calls.
@@ -30,7 +30,7 @@ class _Claim:
 
 
 class DeviceLocks:
-    """Decides when each node of a run begins. Among ready nodes, the first announced node has priority.
+    """Decides when each node of a run begins. Among ready nodes, the node announced first has priority.
 
     A later node may pass an earlier ready node only if they share no resource, so no node starves. The end of a node
     makes its followers ready in the same critical section that frees its devices. The order therefore does not depend
@@ -101,9 +101,9 @@ class DeviceLocks:
             return self._highest_begun
 
     def go_on_to(self, last_step: int) -> None:
-        """Start nodes again, up to `last_step`; turns of later steps are cancelled, including nodes announced later.
+        """Start nodes again, up to `last_step`. Turns of later steps are cancelled, including nodes announced later.
 
-        A node that waits for a node of a later step then waits for the predecessors of that node, which never begins.
+        A node that waits for a cancelled node then waits for that node's predecessors instead.
         """
         with self._lock:
             self._is_held, self._last_step = False, last_step

@@ -1,4 +1,4 @@
-"""The GPUs of a gang have, and have free, the memory that the cluster declares; torch's share of it has a limit."""
+"""Checks that the gang's GPUs have the memory that the cluster declares, and that it is free; limits torch's share."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 FREE_WAIT_SECONDS = 60.0
-"""A GPU of a run that was killed is free after the driver has unpinned the host memory, which can take this long. A
-restart would otherwise fail on the memory of its own predecessor."""
+"""After a run was killed, its GPU is free only once the driver has unpinned the host memory, which can take this long.
+A restart would otherwise fail on the memory of its own predecessor."""
 POLL_SECONDS = 1.0
 
 
@@ -27,8 +27,8 @@ def check_device_memory(
     """Check the GPUs of a gang before models are built.
 
     Raises InvalidInput for a GPU with less memory than its cluster declares, and OutOfDeviceMemory, with the processes
-    that hold it, for a GPU whose memory is not free after `wait_seconds`. Without GPUs, the cluster itself defines the
-    memory of a rank, so there is no value to compare.
+    that hold it, for a GPU whose memory is not free after `wait_seconds`. Without GPUs, the cluster itself defines a
+    rank's memory, so no value can be compared.
     """
     if lease.kind == "cpu":
         return
@@ -61,8 +61,8 @@ def check_device_memory(
 def limit_torch(run: TrainingRun, gang: Gang[Rank], later: Sequence[ExecutionPlan] = ()) -> None:
     """Limit the memory that torch may reserve on each GPU to the plan's share for it, before models are built.
 
-    Torch cannot lift a limit. So with `later` plans a GPU has the largest limit of all plans, and none if any plan sets
-    none for it.
+    Torch cannot lift a limit. So with `later` plans a GPU gets the largest limit of all plans, or no limit if any plan
+    sets no limit for it.
     """
     limits = [torch_limits(run.graph, plan, run.lease.kind) for plan in (run.plan, *later)]
     limited = set.intersection(*map(set, limits))

@@ -1,4 +1,4 @@
-"""Commands of a node to its ranks, and the outcome from their reports; no tensor passes through the controller."""
+"""Sends a node's commands to its ranks and combines their reports; no tensor passes through the controller."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 
 class Dispatcher:
-    """Sends each node's commands to a gang, and compares reported with known fingerprints of every version."""
+    """Sends each node's commands to a gang, and compares each version's reported fingerprints with the known
+    fingerprint.
+    """
 
     def __init__(self, run: TrainingRun, gang: Gang[Rank], before: Dispatcher | None = None) -> None:
         """Dispatch a run's nodes. After a switch, fingerprints and states of computations are those of `before`."""
@@ -79,7 +81,7 @@ class Dispatcher:
     def build(self, on_built: Callable[[ModelInstance, NodeOutcome], None]) -> None:
         """Open the datasets and build every model instance; all copies of weights must hold the same version 0.
 
-        A resumed run verifies the whole checkpoint before it builds anything. Raises InvalidInput if the run to resume
+        A resumed run verifies the whole checkpoint before it builds a model. Raises InvalidInput if the run to resume
         had other frozen weights.
         """
         self.checkpointing.check(self.gang.size)
@@ -97,10 +99,10 @@ class Dispatcher:
         self.checkpointing.restore_states()
 
     def switch_from(self, before: Dispatcher, on_built: Callable[[ModelInstance, NodeOutcome], None]) -> NodeOutcome:
-        """Take over the ranks from another plan of the run, whose last step has ended: the work of a switch.
+        """Switch plans: take over the ranks from another plan of the run, after its last step.
 
-        Instances that differ are closed, and then built; trained instances get the state that checkpoint nodes have
-        copied to host memory, and must then have the fingerprint of their version.
+        Instances that differ are closed and rebuilt. Trained instances get the state that checkpoint nodes copied to
+        host memory, and must then have their version's fingerprint.
         """
         closed = closed_instances(self._graph, before.run.plan, self._plan)
         everywhere = range(self.gang.size)

@@ -1,4 +1,4 @@
-"""The run's own record on disk, written during the run: one JSON line per task run and per step.
+"""The run's own record on disk, written while it runs: a JSON line per task run and per step.
 
 Prefect's database serves the UI. Benchmarks, timelines and resumed runs read this record.
 """
@@ -32,9 +32,9 @@ MODEL_FUNCTION_CALLS = frozenset({"generate", "inference", "train_step"})
 
 @dataclass(frozen=True, slots=True)
 class TaskRunSpan(NodeOutcome):
-    """A task run as measured. `start` and `end` are Unix seconds of the controller's clock.
+    """A task run as measured. `start` and `end` are Unix seconds by the controller's clock.
 
-    `seconds` is the longest working time of a rank by its own clock; the rest is orchestration. `reads` and `writes`
+    `seconds` is the longest working time of any rank by its own clock; the rest is orchestration. `reads` and `writes`
     are weight versions that the ranks verified. `predicted_seconds` is set if the plan was estimated. `depends_on` are
     the nodes before it.
     """
@@ -58,7 +58,7 @@ class TaskRunSpan(NodeOutcome):
 def measured_on(
     lease: Lease, devices: Iterable[Device], seconds: tuple[float, float], outcome: NodeOutcome
 ) -> dict[str, Any]:
-    """Return the fields of a span that were measured: its devices, start and end, and its outcome."""
+    """Return the measured fields of a span: devices, start, end and outcome."""
     start, end = seconds
     where = {"pool": lease.pool, "lease": lease.id, "devices": tuple(map(str, sorted(devices)))}
     return {**asdict(outcome), **where, "start": start, "end": end}
@@ -90,15 +90,15 @@ class Journal:
         self._lock = threading.Lock()
 
     def keep(self, name: str, text: str) -> None:
-        """Write a file of the run's folder atomically."""
+        """Write a file in the run folder atomically."""
         write_atomically(self.run_dir / name, lambda part: part.write_text(text, encoding="utf-8"))
 
     def go_on_after(self, last_step: int, earlier: Path) -> list[Mapping[str, float]]:
-        """Copy an earlier run's records of the steps up to `last_step`, if its folder still exists.
+        """Copy an earlier run's records of steps up to `last_step`, if its folder still exists.
 
-        `earlier` may be this run's own folder: its records of later steps are deleted, because the run repeats these
-        steps; with `last_step` 0 it repeats all. Returns the metrics of the steps, and before them of step 0.
-        A step is written after its task runs, so a kill may lose the last one. It is then rebuilt from its task runs.
+        `earlier` may be this run's own folder. Its records of later steps are deleted, because the run repeats these
+        steps (with `last_step` 0, all). Returns the metrics of the steps, beginning with step 0. A step is written
+        after its task runs, so a kill may lose the last step, which is then rebuilt from its task runs.
         """
         if last_step == 0:
             last_step = -1  # the evaluation before training is made again
@@ -125,20 +125,20 @@ class Journal:
             file.write(f"{line}\n")
 
     def follow(self, follower: Callable[[Mapping[str, float]], None]) -> None:
-        """Call `follower` with each line of metrics, and with the evaluation before training.
+        """Call `follower` with each line of metrics, including the evaluation before training.
 
-        The run waits for the call, so `follower` must return at once.
+        The run waits for the call, so `follower` must return quickly.
         """
         self._followers.append(follower)
 
     def watch(self, watcher: Callable[[TaskRunSpan], None]) -> None:
-        """Call `watcher` with each recorded task run, a call at a time. The run waits for it."""
+        """Call `watcher` with each recorded task run, one call at a time. The run waits for it."""
         self._watchers.append(watcher)
 
     def last_steps(self, number: int, *, with_switches: bool = False) -> tuple[TaskRunSpan, ...]:
-        """Return the task runs of the newest steps so far; `number` is at most `STEPS_KEPT`.
+        """Return the newest steps' task runs; `number` is at most `STEPS_KEPT`.
 
-        `with_switches` includes the switches from plan to plan before these steps.
+        With `with_switches`, switches between plans before these steps are included.
         """
         with self._lock:
             steps = sorted(self._by_step)[-number:]
@@ -146,7 +146,7 @@ class Journal:
             return tuple(span for span in spans if with_switches or span.kind != SWITCH)
 
     def record(self, span: TaskRunSpan) -> None:
-        """Record a finished task run, with its predicted seconds next to the measured seconds."""
+        """Record a finished task run, with its predicted next to its measured seconds."""
         span = replace(span, predicted_seconds=self._predicted_seconds(span.node))
         with self._lock:
             is_late = span.kind in BEHIND and span.kind != SWITCH and span.step not in self._by_step
@@ -158,10 +158,10 @@ class Journal:
                 watcher(span)
 
     def finish_step(self, step: int) -> Mapping[str, float]:
-        """Write and return the metrics of a step: each call's, as `call.metric`, and the shares of its time.
+        """Write and return a step's metrics: each call's, as `call.metric`, and the shares of its time.
 
-        Metrics of evaluation calls are also a line of `evaluation.jsonl`. Step 0, the evaluation before training, has
-        no other line.
+        Metrics of evaluation calls also become a line of `evaluation.jsonl`, the only line for step 0, the evaluation
+        before training.
         """
         with self._lock:
             line, metrics = self._lines_of(step, self._by_step[step])
@@ -221,16 +221,16 @@ def _span_of(value: Mapping[str, Any]) -> TaskRunSpan:
 
 
 def step_metrics(spans: Sequence[TaskRunSpan]) -> dict[str, float]:
-    """Return all metrics of a step's task runs, its seconds, and the shares of time outside model function calls.
+    """Return all metrics of a step's task runs, the step time, and the shares of time outside model calls.
 
-    Nodes that run behind later steps are left out.
+    Nodes that run during later steps are left out.
     """
     spans = [span for span in spans if span.kind not in BEHIND]
     return call_metrics(spans) | time_shares(spans)
 
 
 def call_metrics(spans: Iterable[TaskRunSpan]) -> dict[str, float]:
-    """Return the metrics of task runs, each as `call.metric`; the mean of a call's parts, by their rows or tokens."""
+    """Return task runs' metrics as `call.metric`; for a call in parts, the mean weighted by rows or tokens."""
     by_call: dict[str, list[TaskRunSpan]] = defaultdict(list)
     for span in spans:
         if span.metrics:
@@ -239,10 +239,10 @@ def call_metrics(spans: Iterable[TaskRunSpan]) -> dict[str, float]:
 
 
 def time_shares(spans: Sequence[TaskRunSpan]) -> dict[str, float]:
-    """Return the wall seconds that `spans` cover, and the share without any model function call on a rank.
+    """Return the wall time that `spans` cover in seconds, and the share of it in which no rank runs a model call.
 
-    `orchestration_share` includes injected nodes and computations. `fingerprint_share` is the time of weight
-    fingerprints in all nodes.
+    `orchestration_share` includes injected nodes and computations. `fingerprint_share` is the share spent on weight
+    fingerprints, in all nodes.
 
     >>> memory = {"device_bytes": {}, "resident_bytes": {}, "store_bytes": {}}
     >>> call = TaskRunSpan("a", "", "generate", "a", 0, "", "", (), start=0.0, end=10.0, seconds=9.0, **memory)
@@ -262,7 +262,7 @@ def time_shares(spans: Sequence[TaskRunSpan]) -> dict[str, float]:
 
 
 def covered_seconds(intervals: Iterable[tuple[float, float]]) -> float:
-    """Return the length of the union of intervals.
+    """Return the total length covered by intervals that may overlap.
 
     >>> covered_seconds([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
     4.0

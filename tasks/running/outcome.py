@@ -1,4 +1,4 @@
-"""Measurements of a node's execution, over all of its ranks."""
+"""A node's measurements, combined over its ranks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from prefect_rlhf.engines.commands import Measurements, RankReport
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOutcome(Measurements[Mapping[str, int]]):
-    """Measurements of a node; memory by rank. `gpu` has the fields of GpuMemory by name; it is empty on CPU."""
+    """A node's measurements; memory is by rank. `gpu` has GpuMemory's fields by name; it is empty on CPU."""
 
     gpu: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def outcome_of(reports: Mapping[int, RankReport]) -> NodeOutcome:
-    """Combine a node's reports: the slowest rank's seconds, all bytes and tokens. A transfer may need no rank.
+    """Combine a node's reports: the slowest rank's seconds, and all bytes and tokens. A transfer may need no rank.
 
-    Metrics come from the ranks that report them: if equal, they cover all rows; otherwise, they are averaged by the
-    number of rows of each rank that the metric covers, or by its number of tokens. `peak_extra_bytes` is the maximum
-    over ranks.
+    If ranks report equal metrics, these cover all rows. Otherwise metrics are averaged, weighted by the number of rows
+    or tokens that each rank's metric covers. `peak_extra_bytes` is the maximum over ranks.
     """
     by_rank = sorted(reports.items())
     return NodeOutcome(
@@ -42,7 +41,7 @@ def outcome_of(reports: Mapping[int, RankReport]) -> NodeOutcome:
 
 
 def mean_metrics(reports: Sequence[Measurements[Any]]) -> Mapping[str, float]:
-    """Return the metrics of all rows, from ranks or parts that each report some rows."""
+    """Combine metrics from ranks or parts that each cover some of the rows."""
     if not reports or all(report.metrics == reports[0].metrics for report in reports):
         return reports[0].metrics if reports else {}
     names = dict.fromkeys(name for report in reports for name in report.metrics)

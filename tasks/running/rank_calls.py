@@ -1,4 +1,4 @@
-"""Calls of a run's ranks, each within the run's deadline."""
+"""Calls to a run's ranks, each within the run's deadline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 @dataclass(frozen=True, slots=True)
 class RankCalls:
-    """`Gang.call` with the deadline of the role that works, or of all other calls."""
+    """`Gang.call` with a deadline: that of the working role, or of all other calls."""
 
     run: TrainingRun
     gang: Gang[Rank]

@@ -1,7 +1,6 @@
-"""Execution of an augmented graph: every node becomes a Prefect task run; groups of steps are subflow runs.
+"""Runs an augmented graph: every node becomes a Prefect task run, and groups of steps are subflow runs.
 
-The next group is submitted when the previous group begins its last step, so the end of a group never drains the
-pipeline.
+The next group is submitted when the previous group begins its last step, so the pipeline never drains between groups.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class GraphRunner:
         self._tasks: dict[str, Task[[str], Any]] = {}
 
     def run_all(self, on_step: Callable[[Mapping[str, float]], None]) -> int | None:
-        """Run every node; `on_step` gets each step's metrics as the step ends. Raises a failed node's own error.
+        """Run every node; `on_step` gets each step's metrics when the step ends. Raises a failed node's own error.
 
         Returns None, or the number of finished steps if a request stopped the run early.
         """
@@ -347,7 +346,7 @@ def _span(node: Node, measured: Mapping[str, Any]) -> TaskRunSpan:
 
 
 class GroupRun:
-    """Nodes that the UI shows as a subflow run, and their progress."""
+    """The nodes that the UI shows as one subflow run, and their progress."""
 
     def __init__(self, nodes: tuple[Node, ...]) -> None:
         self.nodes = nodes
@@ -362,7 +361,7 @@ class GroupRun:
 
     @property
     def never_began(self) -> bool:
-        """Whether no node has begun: the UI shows a group from the moment that its nodes are handed out."""
+        """Whether no node has begun. The UI shows a group as soon as its nodes are handed out."""
         return len(self._not_begun) == len(self.nodes)
 
     def node_began(self, node: Node) -> None:

@@ -16,7 +16,7 @@ State = Mapping[str, Any] | InvalidInput
 
 @final
 class LeftStates:
-    """States by call and step. A checkpoint is written while later steps run and change the states.
+    """States by call and step, because later steps change a state while a checkpoint is being written.
 
     The two newest states of each call are kept, because a run may be stopped after any step. States that a regular
     checkpoint has yet to write are kept too. Thread-safe.
@@ -28,7 +28,7 @@ class LeftStates:
         self._lock = threading.Lock()
 
     def leave(self, call: str, step: int, state: State) -> None:
-        """Keep a call's state after `step`; drop the states that no checkpoint will need."""
+        """Keep a call's state after `step`, and drop states that no checkpoint will need."""
         with self._lock:
             states = self._left[call]
             states[step] = state
@@ -38,7 +38,7 @@ class LeftStates:
                     del states[before]
 
     def newest(self, call: str) -> SavedState | None:
-        """Return a call's newest state, if it has left any. Raises InvalidInput for a state that cannot be saved."""
+        """Return a call's newest state, or None. Raises InvalidInput for a state that cannot be saved."""
         with self._lock:
             states = self._left.get(call)
             state = states[max(states)] if states else None

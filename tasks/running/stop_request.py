@@ -1,6 +1,6 @@
 """Requests to end a run early and cleanly: suspension of the flow run, SIGTERM, early stopping, or a failure to learn.
 
-In each case the steps in flight end, a checkpoint is written, and the process ends as Prefect expects it. After early
+In each case the steps in flight finish, a checkpoint is written, and the process ends as Prefect expects. After early
 stopping the run is Completed.
 """
 
@@ -51,7 +51,7 @@ class StopRequest:
             self._enough, self._error = reason, error
 
     def check(self) -> None:
-        """Raise the error of a request that ended the run, unless it was suspended or terminated too."""
+        """Raise the error that ended the run, unless the run was also suspended or terminated."""
         if self.is_end and self._error is not None:
             raise self._error
 
@@ -67,7 +67,7 @@ class StopRequest:
 
     @contextmanager
     def not_to_interrupt(self) -> Iterator[None]:
-        """Allow the body to start task runs and subflow runs of a suspended flow run: they finish the step."""
+        """Allow the body to start task runs and subflow runs although the flow run is suspended, to finish the step."""
         context = FlowRunContext.get()
         if context is None:
             yield

@@ -1,6 +1,6 @@
-"""The Prefect task runner that binds a task run to its devices: it starts when its inputs and devices are free.
+"""The Prefect task runner that binds task runs to devices: a task run starts when its inputs and devices are free.
 
-The work of a node starts first, in a thread of its own, and its task run follows: devices need not wait for Prefect.
+A node's work starts first, in a thread of its own, and its task run follows, so devices do not wait for Prefect.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ THREADS_OF_A_DEVICE = 8  # a node on each resource and its successor, with a thr
 
 
 class MeshTaskRunner(TaskRunner[PrefectConcurrentFuture[Any]]):
-    """Runs tasks whose only parameter `node` is the id of a node, each in a thread after the locks grant its turn.
+    """Runs tasks with a single parameter `node`, a node's id, each in a thread once the locks grant its turn.
 
-    Devices are acquired before a task run begins, so a task run that the UI shows as running does run. `work` of the
-    node begins then; the task obtains its result from `result_of`. The dependencies of a node become inputs of its task
-    run, which the UI draws; only the locks wait for them. Copies that Prefect makes for subflows share all of this.
+    Devices are acquired before a task run begins, so a task run that the UI shows as running really runs. The node's
+    `work` begins at that moment; the task gets its result from `result_of`. A node's dependencies become its task run's
+    inputs, which the UI draws, but only the locks wait for them. Copies that Prefect makes for subflows share all of
+    this.
     """
 
     def __init__(self, nodes: Mapping[str, Node], locks: DeviceLocks, work: Callable[[Node], Any]) -> None:
@@ -52,7 +53,7 @@ class MeshTaskRunner(TaskRunner[PrefectConcurrentFuture[Any]]):
         return copied
 
     def result_of(self, node: str) -> Any:
-        """Wait for the work of a node whose task run has begun, and return its result. Raises the error of the work."""
+        """Wait for a begun node's work and return its result. Raises the work's error."""
         return self._begun[node].result()
 
     def submit(

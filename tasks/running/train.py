@@ -1,4 +1,4 @@
-"""A training run on a gang: build the models, run the graph."""
+"""A training run on a gang: builds the models and runs the graph."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 
 class Audience(Builder, Protocol):
-    """The receiver of a run's progress."""
+    """Is told about a run's progress."""
 
     def step_ended(self, metrics: Mapping[str, float], findings: Findings) -> None: ...
 
@@ -38,11 +38,10 @@ def train(
     switches: Switches | None = None,
     learning: Learning | None = None,
 ) -> StopRequest | None:
-    """Build the models and run the whole graph, under the run's plan and then under those of `switches`.
+    """Build the models and run the whole graph, under the run's plan and then under the plans of `switches`.
 
-    The gang is closed on return. Returns the request that ended the run early, after a checkpoint of the steps until
-    then; None after a full run. Raises NothingLearnt, after such a checkpoint, once `learning` finds too many empty
-    steps.
+    The gang is closed on return. Returns None after a full run, or the request that ended the run early, after a
+    checkpoint. Raises NothingLearnt, also after a checkpoint, once `learning` finds too many empty steps.
     """
     switches, learning = switches or Switches(), learning or Learning(run.graph)
     engines = {placement.engine for _, placement in run.plan.placements} | switches.engines
@@ -102,17 +101,20 @@ def _step_ended(
 
 @contextmanager
 def imports_frozen() -> Iterator[None]:
-    """Exclude imported objects from garbage collection: scanning them repeatedly would delay task runs.
+    """Exclude imported objects from garbage collection, because scanning them repeatedly would delay task runs.
 
     Python scans all objects once their number has grown by a quarter. The second collection resets the base of that
     quarter to the few remaining objects; otherwise garbage could grow to a quarter of the imports.
 
-    The objects are unfrozen at the end, because libraries report objects that are never collected as leaks.
+    The objects are unfrozen at the end, because libraries report objects that are never collected as leaks. A process
+    that froze its objects before keeps them so.
     """
+    was_frozen = gc.get_freeze_count() > 10_000  # Python 3.12 begins with a few hundred
     gc.collect()
     gc.freeze()
     gc.collect()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()

@@ -1,4 +1,4 @@
-"""The values that are fixed for a whole training run: its graph, its devices, its rows and its seed."""
+"""The values that stay fixed for a whole training run: graph, devices, rows and seed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from prefect_rlhf.tasks.checkpoints.lineage import Lineage
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """Steps of `graph` under `plan`, up to `num_steps`; `exports` is false for a run that only measures.
+    """A run of `graph` under `plan`, up to `num_steps` steps; `exports` is false for a run that only measures.
 
-    `sources` are the datasets by parameter name. `tokenizers` decode the rows of each call. The run resumes from
-    `checkpoint`, if set. Every `checkpoint_every` steps it writes a checkpoint; it keeps the newest `keep_checkpoints`
-    and the checkpoint of the `best` model. With `export_merged`, models with an adapter are written as whole models
-    too. `role_deadlines` replace `call_deadline_seconds` for calls of some roles, in
-    seconds. A run that switched from another plan begins after `switched_after` steps, with the states that its ranks
-    have in host memory. `lineage` goes into its checkpoints.
+    `sources` are the datasets by parameter name. `tokenizers` decode each call's rows. The run resumes from
+    `checkpoint`, if set. It writes a checkpoint every `checkpoint_every` steps, and keeps the newest `keep_checkpoints`
+    and that of the `best` model. With `export_merged`, models with an adapter are written as whole models too.
+    `role_deadlines` replaces `call_deadline_seconds` for some roles' calls, in seconds. A run that switched from
+    another plan begins after `switched_after` steps, with the states that its ranks hold in host memory. `lineage` goes
+    into its checkpoints.
     """
 
     graph: DataflowGraph
@@ -55,7 +55,7 @@ class TrainingRun:
 
     @property
     def finished(self) -> int:
-        """The number of steps before the run's first: those that its checkpoint has finished, or of other plans."""
+        """How many steps were finished before this run's first: those of its checkpoint, or under other plans."""
         if self.switched_after is not None:
             return self.switched_after
         return self.checkpoint.step if self.checkpoint else 0
@@ -69,5 +69,5 @@ class TrainingRun:
         return self._ranks[device]
 
     def ranks(self, instance: ModelInstance) -> tuple[int, ...]:
-        """Return the ranks of an instance, in the order of its coordinates."""
+        """Return an instance's ranks, in the order of its coordinates."""
         return tuple(self._ranks[device] for device in instance.devices)

@@ -1,1 +1,1 @@
-"""Resilience against Prefect server outages: requests wait, and lost events of task runs are sent again."""
+"""Resilience against Prefect server outages: requests wait, and lost task run events are sent again."""

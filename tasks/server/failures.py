@@ -1,4 +1,4 @@
-"""Failures and stops in Prefect: a single line as the state's message; tracebacks of user code are logged once.
+"""Failures and stops in Prefect: the state's message is a single line, and tracebacks of user code are logged once.
 
 A user stops a run with Ctrl-C or with SIGTERM. Under a worker, SIGTERM comes from the worker, which reports its reason.
 """
@@ -47,7 +47,9 @@ def stopped(error: BaseException) -> State[Any]:
 
 
 def say_nothing_of_cancelled_runs() -> None:
-    """Suppress the line that Prefect writes for each cancelled run: a run that a user stops has a single line."""
+    """Suppress the line that Prefect writes for each cancelled run, so that a run stopped by a user has a single
+    line.
+    """
     for name in (TASK_RUN_LOGGER, FLOW_RUN_LOGGER):
         logging.getLogger(name).addFilter(without_cancelled)  # the same function counts once
 

@@ -1,8 +1,8 @@
-"""Patience with an unreachable Prefect server: requests are retried until it answers, up to a stated time.
+"""Patience with an unreachable Prefect server: requests are retried until it answers, up to a time limit.
 
 Prefect's client retries a refused connection only if the same client was connected before, but a run often opens new
-clients: for a group of steps, for an artifact. It also doubles the pause between its tries, so that a server that is
-back may get no request for minutes. Here the process, not the client, remembers that the server was reachable, and it
+clients, for a group of steps or an artifact. It also doubles the pause between tries, so a server may be back for
+minutes before it gets a request. Here the process, not the client, remembers that the server was reachable, and it
 retries every second.
 """
 
@@ -38,7 +38,7 @@ class ServerAway(RlhfError):
 
 
 class Patience:
-    """The length of the current server outage, over all requests of this process. Thread-safe."""
+    """How long the server has been away, over all requests of this process. Thread-safe."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -53,7 +53,7 @@ class Patience:
     def failed(self, asked_at: float, address: str, why: object) -> None:
         """Record another failure of a request that was first tried at `asked_at` (monotonic seconds).
 
-        Raises ServerAway if its time is up, and at once for a request that may not wait.
+        Raises ServerAway when the time limit is reached, and at once for a request that may not wait.
         """
         now = time.monotonic()
         with self._lock:
@@ -94,7 +94,7 @@ def make_clients_patient() -> None:
 
 
 def hurry() -> None:
-    """Wait at most some seconds from now on: for interactive stops during an outage of the server."""
+    """Wait only a few more seconds from now on, for an interactive stop while the server is away."""
     PATIENCE.seconds = min(PATIENCE.seconds, HURRY_SECONDS)
 
 
@@ -110,7 +110,9 @@ def not_waiting() -> Iterator[None]:
 
 @contextmanager
 def impatient() -> Iterator[None]:
-    """Send each request of the body once, for the server's own answer, also after an earlier run of this process."""
+    """Send each request of the body only once, to get the server's own answer, even after an earlier run of this
+    process.
+    """
     token = _is_patient.set(False)
     try:
         yield

@@ -1,12 +1,13 @@
-"""The server's record of task runs, completed: lost events are sent again.
+"""Completes the server's record of task runs: lost events are sent again.
 
 Task runs exist in Prefect's client, and the server receives them as events over a web socket. It confirms an event
 after reading it, keeps it in memory, and writes it a moment later. A server that is killed in between loses the event,
-and a server whose database stays locked drops it after five tries. So the event of each task run's end is kept here
-until the server itself reports the task run in a final state. The groups in flight bound the number of kept events.
+and a server with a database that stays locked drops it after five tries. So the event of each task run's end is kept
+here until the server itself reports the task run in a final state. The groups in flight bound the number of kept
+events.
 
-A server writes events in their sending order, minutes late under load. So an end counts as lost only once an event
-that was sent well after it has been written. Resending events that are merely late would slow a slow server further.
+A server writes events in their sending order, minutes late under load. So an end counts as lost only once an event that
+was sent well after it has been written. Resending events that are merely late would slow a slow server further.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class SentEvent:
-    """The event of a task run's end, and the time of its last sending (monotonic seconds)."""
+    """The event of a task run's end, and when it was last sent (monotonic seconds)."""
 
     event: Event
     sent_at: float = field(default_factory=time.monotonic)

@@ -1,1 +1,1 @@
-"""The words of a flow's body, and the graph that they make when the body is traced."""
+"""The functions for a flow's body, and the graph that they record when the body is traced."""

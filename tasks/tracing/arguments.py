@@ -1,4 +1,6 @@
-"""The arguments that a body passes to its functions: one of a wrong type is refused where it is written."""
+"""Checks the arguments that a body passes to its functions, so that a wrong type is refused at the line that passes
+it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ Result = TypeVar("Result")
 
 
 def naming_arguments(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Make a function of bodies name its arguments in the TypeError of a call with other arguments."""
+    """Make a function name its parameters in the TypeError for a wrong call."""
     signature = inspect.signature(function)
     of_many = inspect.Parameter.VAR_POSITIONAL
     names = ", ".join(("*" if each.kind is of_many else "") + name for name, each in signature.parameters.items())
@@ -48,7 +50,9 @@ def check_number(where: str, name: str, value: object) -> None:
 
 
 def check_kind(where: str, name: str, value: object, kind: type, example: str = "") -> None:
-    """Raise GraphError unless `value` is None or of a settings class. A dict shows how the class would be written."""
+    """Raise GraphError unless `value` is None or an instance of a settings class. For a dict, the error shows the
+    class.
+    """
     if value is None or isinstance(value, kind):
         return
     fields = ", ".join(f"{key}={field!r}" for key, field in value.items()) if isinstance(value, dict) else ""
@@ -58,7 +62,7 @@ def check_kind(where: str, name: str, value: object, kind: type, example: str = 
 
 
 def check_body(name: object, body: Callable[..., object]) -> None:
-    """Raise GraphError for a function that cannot be a body: it is called once, and its calls are recorded."""
+    """Raise GraphError for a function that cannot be a body, since a body is called once to record its calls."""
     if not isinstance(name, str) or not name:
         raise GraphError(f'@rlhf_flow: got {name!r:.60}, expected the algorithm\'s name: @rlhf_flow("mine")')
     if not inspect.isfunction(body):

@@ -51,13 +51,13 @@ def generate(
 ) -> RowsHandle:
     """Generate `samples` responses to each prompt; the result has a row for each response.
 
-    Its keys are `tokens`, `prompt_length` and `logprobs`, the log-probabilities under the policy that generated. Each
-    step takes `batch_size` prompts from the dataset (None takes all, as an evaluation needs). Instead of a dataset, you
-    can pass rows with `prompt_tokens` that a computation made.
+    Its keys are `tokens`, `prompt_length` and `logprobs`, the log-probabilities under the policy that generated them.
+    Each step takes `batch_size` prompts from the dataset (None takes all, as an evaluation needs). Instead of a
+    dataset, you can pass rows with `prompt_tokens` that a computation made.
 
-    With `play`, a Play parameter, each row is a conversation between the model and your coroutine. That adds `mask`
-    [B, T] (1 at tokens that the model wrote), `turn` [B, T] (counted from 0), `turn_rewards` [B, K], `scores` [B]
-    (their sum; NaN if the play failed) and `truncated` [B] (1 if the row ran out of tokens or turns).
+    With `play`, a Play parameter, each row is a conversation between the model and your coroutine. That adds `mask` [B,
+    T] (1 at tokens that the model wrote), `turn` [B, T] (counted from 0), `turn_rewards` [B, K], `scores` [B] (their
+    sum; NaN if the play failed) and `truncated` [B] (1 if the row ran out of tokens or turns).
 
     With `staleness`, this call and every other call before a train_step use weights that are this many steps old. All
     generate calls in a body need the same staleness, except evaluations, which always use the newest weights.
@@ -265,7 +265,9 @@ def _parents(trace: Trace, name: str, per: object, every: int | None, handles: S
 
 
 def check_sampled(where: str, sampling: Sampling, samples: int) -> None:
-    """Raise InvalidInput for sampling that always takes the likeliest token: all samples of a prompt would be equal."""
+    """Raise InvalidInput for sampling that always takes the likeliest token, because all samples of a prompt would be
+    equal.
+    """
     for field, (value, right) in GREEDY.items():
         if getattr(sampling, field) == value:
             expected = f"{right}, or samples=1: a prompt's {samples} greedy samples are all equal"
@@ -347,11 +349,11 @@ def train_step(
 def follow(model: object, leader: object, *, every: int = 1, share: float = 1.0) -> None:
     """Let a model follow a trained one: after every `every` steps it becomes (1 - share) itself + share `leader`.
 
-    With share 1 it becomes a copy. A body states it after the leader's train_step. Calls before it in the body use the
-    version of earlier steps, calls after it and evaluation the newest. The average is of compute weights, in float32.
+    With share 1 it becomes a copy. Call it after the leader's train_step. Calls before it in the body use the version
+    from earlier steps; later calls and evaluation use the newest. Compute weights are averaged in float32.
 
-    If the leader has an adapter, the model gets an adapter of its own, which begins as the leader's does. Then A and B
-    are averaged, each by itself, and the base stays.
+    If the leader has an adapter, the model gets an adapter of its own, with the same initial weights. A and B are then
+    averaged separately, and the base stays.
     """
     trace = current_trace("follow")
     role, leading = trace.role(model, "follow"), trace.role(leader, "follow")

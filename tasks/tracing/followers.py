@@ -1,4 +1,4 @@
-"""Checks of followers: each has a leader that is trained and of its own shape, and is written by nothing else."""
+"""Checks followers: each has a trained leader of its own shape, and no other call writes it."""
 
 from dataclasses import asdict
 

@@ -29,7 +29,7 @@ def check_no_idle_head(graph: DataflowGraph) -> DataflowGraph:
 
 
 def check_new_heads(graph: DataflowGraph) -> DataflowGraph:
-    """Return the graph. Raises InvalidInput for a new scalar head that no loss trains, although it scores rows."""
+    """Return the graph. Raises InvalidInput for a new scalar head that scores rows but that no loss trains."""
     for model in graph.models:
         trainer = graph.trained_by(model.role)
         trained = _heads(graph, trainer.name) if trainer else set()
@@ -40,7 +40,7 @@ def check_new_heads(graph: DataflowGraph) -> DataflowGraph:
 
 
 def check_adapters(graph: DataflowGraph) -> DataflowGraph:
-    """Return the graph. Raises InvalidInput for a new adapter that nothing trains: the model would be its base."""
+    """Return the graph. Raises InvalidInput for a new adapter that no call trains: the model would equal its base."""
     for model in graph.models:
         is_written = graph.trained_by(model.role) is not None or model.follows is not None
         if model.adapter is not None and not model.adapter.path and not is_written:
@@ -50,10 +50,10 @@ def check_adapters(graph: DataflowGraph) -> DataflowGraph:
 
 
 def with_bases_formats(graph: DataflowGraph) -> DataflowGraph:
-    """Return the graph, in which a frozen model has the format of the base that it is, if that has four bits.
+    """Return the graph, giving a frozen model four bits if it is the base of a model with a four-bit base.
 
-    So the reference of an actor is its base, and both hold it once. Raises InvalidInput if a role states another format
-    of the same base.
+    So an actor's reference can be the actor's base, held in memory once. Raises InvalidInput if a role states another
+    format for the same base.
     """
     stated = {(model.content, model.dtype): model for model in graph.models if model.base_dtype and model.content}
     models = []
@@ -72,7 +72,7 @@ def with_bases_formats(graph: DataflowGraph) -> DataflowGraph:
 
 
 def adapter_remarks(graph: DataflowGraph) -> tuple[str, ...]:
-    """Return a log line for each trained adapter: its learning rate is one for full training."""
+    """Return a log line for each trained adapter, about the learning rates that are common for adapters."""
     trained = (model for model in graph.models if model.adapter is not None and graph.trained_by(model.role))
     return tuple(
         f"{model.role} trains an adapter at a learning rate of {model.optimizer.lr:g}; about ten times the rate of "

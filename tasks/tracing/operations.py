@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 NONE = Settings()  # for an operator without settings
 ROW_KEYS = frozenset({"tokens", "prompt_tokens"})
-"""A computation of either makes new rows."""
+"""A computation with either key makes new rows."""
 
 OFFERED = ("context", "state")  # arguments that a computation may name in addition to rows and settings
 
@@ -64,7 +64,7 @@ class Operator(Generic[Arguments, Result]):
 
     @property
     def place(self) -> str:
-        """The file and line of the function."""
+        """The function's file and line."""
         code = getattr(inspect.unwrap(self.function), "__code__", None)
         return f"{code.co_filename}:{code.co_firstlineno}" if code else self.function.__module__
 
@@ -109,7 +109,7 @@ class Bound:
 
     @property
     def place(self) -> str:
-        """The file and line of the function."""
+        """The function's file and line."""
         return self.operator.place
 
     @property
@@ -131,8 +131,8 @@ class Bound:
         `mean_over` says how its values are averaged: over "tokens", "rows" or "groups" (rows made from the same row),
         or with a number in place of every row's length. By default the settings' own `mean_over` decides; without such
         a field, a loss on scores or on items averages over rows, and any other loss over tokens. `temperature` divides
-        the logits, as it did when the rows were sampled. From a dataset, each step takes `batch_size` items. In a sum,
-        `name` tells the loss's metrics apart.
+        the logits, as it did when the rows were sampled. From a dataset, each step takes `batch_size` items. In a sum
+        of losses, `name` distinguishes this loss's metrics.
         """
         operator = self.operator
         if operator.kind != "loss":
@@ -179,18 +179,18 @@ class Bound:
 
 
 class WrongOperator(InvalidInput):
-    """A loss or a computation that contradicts its decorator or its inputs."""
+    """A loss or computation contradicts its decorator or its inputs."""
 
 
 def check_type(result: object, expected: type, operator: Operator[..., Any]) -> None:
-    """Raise WrongOperator unless the function returned the type for its kind."""
+    """Raise WrongOperator unless the function returned its kind's type."""
     if not isinstance(result, expected):
         seen, right = type(result).__name__, f"{expected.__name__} ({operator.place})"
         raise WrongOperator(f"result of {operator.name}", seen, right)
 
 
 def check_columns(computed: Computed, inputs: Sequence[Batch], operator: Operator[..., Any]) -> None:
-    """Raise WrongOperator unless a computation made its declared columns, each with a value or more for every row."""
+    """Raise WrongOperator unless a computation returned its declared columns, with at least one value for every row."""
     if set(computed.columns) != set(operator.outputs):
         named = ", ".join(operator.outputs) or "no keys"
         expected = f"the keys of its @computation: {named} ({operator.place})"
@@ -203,7 +203,7 @@ def check_columns(computed: Computed, inputs: Sequence[Batch], operator: Operato
 
 
 def check_scores(computed: Computed, operator: Operator[..., Any]) -> None:
-    """Raise WrongOperator for a score beyond the bound of scores; a row without a score has NaN."""
+    """Raise WrongOperator for a score beyond the allowed range; a row without a score has NaN."""
     for row, score in enumerate(computed.columns.get("scores", ())):
         if score.numel() and float(score.double().abs().max()) > MOST_SCORE:
             expected = f"{SCORES}, or NaN for a row without a score ({operator.place})"
@@ -213,7 +213,9 @@ def check_scores(computed: Computed, operator: Operator[..., Any]) -> None:
 def check_row_lengths(
     computed: Computed, inputs: Sequence[Batch], limit: RowLimit, operator: Operator[..., Any]
 ) -> None:
-    """Raise WrongOperator for a row above the call's stated number of tokens, since memory is planned for it."""
+    """Raise WrongOperator for a row above the call's stated number of tokens, because memory is planned for that
+    number.
+    """
     longest_input = max((_longest(batch.columns) for batch in inputs), default=0)
     most, longest = limit.of(longest_input), _longest(computed.columns)
     if longest > most:
@@ -256,8 +258,8 @@ def computation(
 ) -> Callable[[Callable[Arguments, Result]], Operator[Arguments, Result]]:
     """Decorate `f(*batches, settings, [context], [state]) -> Computed`: you can then call it with `compute`.
 
-    `outputs` are the keys that it adds. It receives all of a step's rows at once. With `stateful`, it also receives
-    the `state` that it returned in the previous step (None at first). `name` is as for a loss. Raises GraphError for a
+    `outputs` are the keys that it adds. It receives all of a step's rows at once. With `stateful`, it also receives the
+    `state` that it returned in the previous step (None at first). `name` works as for a loss. Raises GraphError for a
     key that is not text.
     """
     _check_has_parentheses("computation", outputs, '@computation("advantages")')

@@ -28,10 +28,10 @@ def select(
     """Keep only some rows of the first input, with its keys. Your computation says which: it returns the key `keep`.
 
     `keep` [B] has truth values or places (1 is first); rows with 0 or NaN are dropped. A group is all rows made from
-    the same row, such as the responses to a prompt, or the rows of one item, such as a pair. The first `at_most`
-    groups that have a kept row stay (None: all), in dataset order. With `per_group`, exactly this many rows stay in
-    each group, sorted by their places, and a group with fewer is dropped: so a loss on pairs finds the row with place 1
-    first and the row with place 2 second. Without it, a group keeps any number of rows.
+    the same row, such as the responses to a prompt, or the rows of one item, such as a pair. Of the groups with a kept
+    row, the first `at_most` stay (None: all), in dataset order. With `per_group`, exactly this many rows stay in each
+    group, sorted by place, and a group with fewer is dropped. A loss on pairs then finds the row with place 1 first and
+    the row with place 2 second. Without it, a group keeps any number of rows.
 
     Later calls on the kept rows can still read everything that was made from them before. Means are over the kept rows.
     If no row is kept, computations do not run and the optimizer step is skipped: the step learns nothing, and the run's

@@ -37,7 +37,7 @@ _current: ContextVar[Trace] = ContextVar("rlhf_trace")  # the trace whose body i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsHandle:
-    """The result of a call while tracing: keys that `source` will make, on the `num_rows` rows of a row set."""
+    """A call's result while tracing: keys that `source` will add to the `num_rows` rows of a row set."""
 
     source: str
     keys: tuple[str, ...]
@@ -46,7 +46,7 @@ class RowsHandle:
     rows_per_item: int = 1
 
     def port(self, reader: RowSet) -> Port:
-        """Return the input of a call on the rows of `reader`, which read these rows, or of which these were made."""
+        """Return the input for a call on `reader`'s rows, which read these rows, or from which these rows were made."""
         if (children := reader.children(self.rows)) > 1:
             return Port(self.source, self.source, self.keys, children=children)
         return Port(argument=self.source, source=self.source, keys=self.keys, rows_each=reader.per_row(self.rows))
@@ -86,7 +86,7 @@ class RowsHandle:
 
 @dataclass(slots=True)
 class Trace:
-    """The calls of a body so far. Roles and datasets are identified by the objects that were passed to the body."""
+    """The calls of a body so far. Roles and datasets are recognised by the objects that were passed to the body."""
 
     flow: str
     models: Mapping[str, ModelSpec]
@@ -101,15 +101,15 @@ class Trace:
     settings: Mapping[str, Settings] = field(default_factory=dict)  # the body's settings, by parameter name
 
     def settings_of(self, ending: str, value: object) -> str:
-        """Return the settings whose names end so and that have this value; empty for a value of no setting."""
+        """Return the settings with this value and a name that ends in `ending`; empty if no setting has the value."""
         numbers = [one for name, settings in self.settings.items() for one in _numbers(name, settings)]
         return " or ".join(name for name, set_value in numbers if name.endswith(ending) and set_value == value)
 
     def parameter_of(self, group: Settings) -> str:
-        """Return the name of the parameter that is this group of settings, or one with its values.
+        """Return the name of the parameter that is this settings group or equals it.
 
-        A body may derive a group, as greedy sampling for an evaluation; then it is the only parameter of its class.
-        Empty if several could be meant.
+        A body may derive a group, for example greedy sampling for an evaluation; then the only parameter of its class
+        is meant. Empty if several could be meant.
         """
         named = [one for name, given in self.settings.items() for one in _groups(name, given)]
         alike = [(name, given) for name, given in named if type(given) is type(group)]
@@ -128,7 +128,7 @@ class Trace:
     def rows(self, argument: object, call: str, batch_size: int | None, every: int | None = None) -> RowsHandle:
         """Return the handle of `argument`: a call's rows, or `batch_size` items of a dataset parameter (None: all).
 
-        Calls that request the same number of items of a dataset, equally often, work on the same rows.
+        Calls that take the same number of items of a dataset, equally often, work on the same rows.
         """
         if isinstance(argument, RowsHandle):
             if argument.source not in {*self.datasets, *(earlier.name for earlier in self.calls)}:
@@ -156,9 +156,9 @@ class Trace:
         return RowsHandle(name, dataset.keys, self.batches[batch], size * dataset.rows_per_item, dataset.rows_per_item)
 
     def common_rows(self, handles: Sequence[RowsHandle], call: str) -> RowsHandle:
-        """Return the handle whose rows a call on all of them works on: these rows may read all others.
+        """Return the handle with the rows that a call on all handles works on; these rows can read all the others.
 
-        Raises GraphError with two sources whose rows do not belong together.
+        Raises GraphError, naming two sources, if rows do not belong together.
         """
         for handle in handles:
             if all(handle.rows.may_read(other.rows) for other in handles):
@@ -171,7 +171,9 @@ class Trace:
         )
 
     def require(self, keys: Sequence[str], handles: Sequence[RowsHandle], call: str) -> None:
-        """Raise GraphError unless the handles together have these keys; it names the makers of a missing key."""
+        """Raise GraphError unless the handles together have these keys. The error names the calls that make a missing
+        key.
+        """
         there = [key for handle in handles for key in handle.keys]
         for key in keys:
             if key not in there:
@@ -281,7 +283,7 @@ def current_trace(call: str) -> Trace:
 
 
 class Added(Protocol):
-    """Calls that a run adds to those of any body, on a dataset of their own."""
+    """Calls that a run adds to any body, on a dataset of their own."""
 
     @property
     def data(self) -> object:
@@ -297,7 +299,7 @@ EVALUATION = "evaluation"  # the parameter of every algorithm that adds calls, b
 
 
 def data_name(name: str) -> str:
-    """Return the dotted name of the parameter that states the dataset of a set.
+    """Return the dotted name of the parameter for a set's dataset.
 
     >>> data_name("math")
     'evaluation.math.data'
@@ -313,7 +315,7 @@ def trace_body(
     datasets: Mapping[str, Dataset],
     added: Mapping[str, Added] = MappingProxyType({}),
 ) -> DataflowGraph:
-    """Run `body` once on `arguments`; the arguments in `models` and `datasets` represent roles and sources of rows.
+    """Run `body` once on `arguments`; those named in `models` and `datasets` represent roles and sources of rows.
 
     The `added` calls follow. Raises GraphError for any error of the body, with the file and the line.
     """
@@ -345,7 +347,8 @@ def trace_body(
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """A flow's body, traced with the run's own arguments: a setting may change the graph (PPO's old_logprobs).
+    """A flow's body. It is traced with the run's own arguments, because a setting may change the graph (PPO's
+    old_logprobs).
 
     Raises GraphError for a body that cannot be traced: async, a generator, or with parameters without types.
     """
@@ -358,12 +361,12 @@ class Algorithm:
 
     @property
     def is_shipped(self) -> bool:
-        """Whether the algorithm belongs to this package, whose tests verify it."""
+        """Whether this package ships the algorithm, and so tests it."""
         return self.body.__module__.partition(".")[0] == __name__.partition(".")[0]
 
     @property
     def word(self) -> str | None:
-        """The word after `prefect-rlhf run` that finds the algorithm; None for an algorithm that no file defines."""
+        """The word after `prefect-rlhf run` that finds the algorithm; None if no file defines it."""
         if self.is_shipped:
             return self.name
         file, function = Path(self.body.__code__.co_filename), self.body.__qualname__
@@ -374,9 +377,9 @@ class Algorithm:
     def trace(
         self, arguments: Mapping[str, Any], models: Mapping[str, ModelSpec], datasets: Mapping[str, Dataset]
     ) -> DataflowGraph:
-        """Return the graph of an iteration; `models` and `datasets` describe the parameters of these names.
+        """Return an iteration's graph; `models` and `datasets` describe the parameters of these names.
 
-        Evaluation on named sets is added to the calls of the body.
+        Evaluation on named sets is added to the body's calls.
         """
         own = {name: value for name, value in arguments.items() if name != EVALUATION}
         bound = inspect.signature(self.body).bind(**own)

@@ -1,1 +1,1 @@
-"""The trackers of a run: they show its journal's lines in TensorBoard, MLflow or W&B, and never delay the run."""
+"""A run's trackers: they show its journal in TensorBoard, MLflow or W&B, and never delay the run."""

@@ -1,4 +1,4 @@
-"""The tracker for an MLflow store: the store of MLFLOW_TRACKING_URI, or `mlflow.db` next to the run's folder."""
+"""The tracker for MLflow: the store of MLFLOW_TRACKING_URI, or `mlflow.db` next to the run folder."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ MOST_CHARACTERS = 500  # of a parameter's value
 
 @final
 class MLflow:
-    """A run in the experiment that has the project's name."""
+    """A run in the experiment named after the project."""
 
     def __init__(self, run: TrackedRun) -> None:
         for name in ("mlflow", "alembic"):  # they log many lines for a new database

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 Names = Literal["verl", "trl", "own"]
-"""The trainer whose names metrics have in a tracker; a metric without such a name keeps its own."""
+"""The trainer with the names that metrics get in a tracker; a metric without such a name keeps its own."""
 
 TRAINERS = ("verl", "trl")
 PEERS: Mapping[str, tuple[str | None, str | None]] = {
@@ -54,7 +54,7 @@ NAMED_REWARD = "grpo_advantages.score_"
 
 
 def tracked_values(line: Mapping[str, float], names: Names) -> dict[str, float]:
-    """Return a line of metrics without its `step`, each under the name for the tracker; no value is lost.
+    """Return a line of metrics without its `step`, each under the tracker's name for it; no value is lost.
 
     If several metrics would have the same name, each keeps its own name.
     """
@@ -64,7 +64,7 @@ def tracked_values(line: Mapping[str, float], names: Names) -> dict[str, float]:
 
 
 def tracked_name(name: str, names: Names) -> str:
-    """Return a metric's name in a trainer, or its own name.
+    """Return the name of a metric in another trainer, or else its own name.
 
     >>> tracked_name("gae.value", "verl"), tracked_name("gae.value", "trl"), tracked_name("gae.value", "own")
     ('critic/values/mean', 'gae/value', 'gae/value')

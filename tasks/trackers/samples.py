@@ -1,4 +1,4 @@
-"""Samples of a step: the first rows of its Parquet files, with prompts, responses and their scores."""
+"""Samples from a step: the first rows of its Parquet files, with prompts, responses and scores."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ class Table:
     rows: tuple[tuple[str | float | None, ...], ...]
 
     def texts(self) -> list[list[str]]:
-        """Return heading and rows as text: numbers with four digits, and unknown values as empty text."""
+        """Return heading and rows as text: numbers with four digits, unknown values as empty text."""
         return [list(self.columns), *([_text(value) for value in row] for row in self.rows)]
 
 
 def read_samples(run_dir: Path, step: int, number: int, *, of_rollouts: bool = True) -> Mapping[str, Table]:
-    """Return the first `number` rows of each Parquet file of a step, by its folder: `rollouts`, `evaluation`.
+    """Return the first `number` rows of each of a step's Parquet files, by folder: `rollouts`, `evaluation`.
 
     Columns are the last user message, or else the prompt, the response and all floating-point numbers; a file without
     these texts has no samples.

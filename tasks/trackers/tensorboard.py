@@ -1,6 +1,6 @@
-"""The tracker that writes event files for TensorBoard, into `tensorboard` of the run's folder.
+"""The tracker for TensorBoard: it writes event files into `tensorboard` in the run folder.
 
-Scalars are simple values, of 32 bits, which scripts read as `EventAccumulator.Scalars`. Tables are tensors of text.
+Scalars are simple 32-bit values, which scripts read as `EventAccumulator.Scalars`. Tables are text tensors.
 """
 
 import shutil
@@ -48,6 +48,6 @@ class TensorBoard:
 
 
 def text_value(name: str, table: Sequence[Sequence[str]]) -> Summary.Value:
-    """Return a table of text, with its heading as the first row."""
+    """Return a table as a text value, with its heading as the first row."""
     metadata = text.create_summary_metadata(name, "")
     return Summary.Value(tag=name, metadata=metadata, tensor=make_tensor_proto(np.array(table, dtype=np.object_)))

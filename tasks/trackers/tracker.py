@@ -13,7 +13,7 @@ from prefect_rlhf.tasks.trackers.samples import Table
 class TrackedStep:
     """A line of the journal under the tracker's names, without `step`, and samples by the folder that contains them.
 
-    `time` is the time of writing, in Unix seconds.
+    `time` is when it was written, in Unix seconds.
     """
 
     step: int

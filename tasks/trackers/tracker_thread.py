@@ -19,7 +19,7 @@ Line = Mapping[str, float]
 class TrackerThread:
     """Opens a tracker and passes lines to it, beginning with the lines `before` its start.
 
-    `warn` is called at most once, by the caller of `tell` or `wait`: as soon as an error is known, else at the end.
+    `warn` is called at most once, from within `tell` or `wait`: as soon as an error is known, else at the end.
     """
 
     def __init__(
@@ -64,7 +64,9 @@ class TrackerThread:
             self._changed.notify()
 
     def wait(self, seconds: float) -> None:
-        """Wait at most `seconds` until all lines are shown, then leave the tracker; warns of lines that it lacks."""
+        """Wait at most `seconds` until all lines are shown, then abandon the tracker; warns about lines that it
+        lacks.
+        """
         self._thread.join(max(0.0, seconds))
         with self._changed:
             error, lost = self._error, self._lost()

@@ -1,4 +1,4 @@
-"""The parameter that selects a run's trackers, the names of metrics, and the number of samples."""
+"""The parameter for a run's trackers: which trackers, the names of metrics, and the number of samples."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Tracking(Settings):
 def check_trackers(tracking: Tracking) -> None:
     """Raise InvalidInput for a tracker that is not installed; its extra has the same name.
 
-    A folder of that name in the working folder, as W&B users have it, is not a package.
+    A folder of that name in the working folder, such as W&B's own, does not count as a package.
     """
     for name in tracking.report_to:
         spec = find_spec(name)

@@ -1,4 +1,4 @@
-"""The tracker for Weights & Biases: online if WANDB_MODE or a key says so, else into `wandb` of the run's folder."""
+"""The tracker for Weights & Biases: online if WANDB_MODE or a key says so, else into `wandb` in the run folder."""
 
 import netrc
 import os
@@ -24,7 +24,7 @@ INIT_SECONDS = 30.0  # for W&B's answer at the start; a process that ends earlie
 
 @final
 class WandB:
-    """A run of a project. Its id follows from the folder, so a resumed run replaces its first part."""
+    """A run of a project. Its id is derived from the folder, so a resumed run replaces its first part."""
 
     def __init__(self, run: TrackedRun) -> None:
         shutil.rmtree(run.run_dir / FOLDER, ignore_errors=True)
@@ -72,7 +72,7 @@ def _start_without_credentials() -> None:
 
 
 def mode() -> Literal["online", "offline", "disabled", "shared"]:
-    """Return the value of WANDB_MODE; by default online if a key exists, else offline (W&B would prompt for a key)."""
+    """Return WANDB_MODE; by default online if a key exists, else offline (W&B would prompt for a key)."""
     match os.environ.get("WANDB_MODE"):
         case "online" | "offline" | "disabled" | "shared" as said:
             return said

@@ -1,4 +1,4 @@
-"""Check of plays before anything is built: each is imported in a process that can be ended."""
+"""Checks plays before any model is built: each is imported in a separate process that can be killed."""
 
 from prefect_rlhf.engines.functions.plays.pool import check_play
 from prefect_rlhf.placement.graph import DataflowGraph

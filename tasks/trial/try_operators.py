@@ -1,8 +1,8 @@
-"""Check of an author's operators before anything is built: each is imported in a fresh process, then run.
+"""Checks an author's operators before any model is built: each is imported in a fresh process, then run.
 
-The process is started as a rank's process is, with the controller's path and environment, and sees two items of each
-dataset. Errors that do not depend on values are refused: a wrong name, type or signature, a loss without a gradient.
-Any other error of a computation or a loss may come from the made-up rows, so it is only a warning.
+The process is started like a rank, with the controller's path and environment, and sees two items of each dataset.
+Errors that do not depend on values are refused: a wrong name, type or signature, a loss without a gradient. Any other
+error of a computation or a loss may come from the made-up rows, so it is only a warning.
 """
 
 import time
@@ -33,7 +33,7 @@ GANG = GangSettings(1, TrialRank, environment=ENVIRONMENT, start_seconds=START_S
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """The result of a trial: warnings, a line each, and the metric names of each computation that ran, by call."""
+    """A trial's result: warnings, a line each, and the metric names of each computation that ran, by call."""
 
     warnings: tuple[str, ...]
     metrics: Mapping[str, tuple[str, ...]]
@@ -42,10 +42,10 @@ class Tried:
 def try_operators(graph: DataflowGraph, sources: Mapping[str, RowSource], tokenizers: Tokenizers) -> Tried:
     """Import and run every computation and loss of `graph`, in a separate process.
 
-    Scores of reward functions are made up, because `try_rewards` tries these. Raises InvalidInput for an operator that
-    cannot be imported, reads a key that its inputs lack, or returns other keys or another number of rows than it
-    declares, and for a loss without a gradient. Raises GraphError for an operator that fails for a reason that does not
-    depend on values.
+    Reward functions are not called here, but by `try_rewards`; their scores are made up. Raises InvalidInput for an
+    operator that cannot be imported, reads a key that its inputs lack, or returns other keys or another number of rows
+    than it declares, and for a loss without a gradient. Raises GraphError for an operator that fails for a reason that
+    does not depend on values.
     """
     with closing(LocalGang(GANG)) as gang, TemporaryDirectory(prefix="rlhf-trial-") as folder:
         load(gang, graph)
@@ -58,7 +58,7 @@ def try_operators(graph: DataflowGraph, sources: Mapping[str, RowSource], tokeni
 
 
 def evaluation_of(graph: DataflowGraph) -> DataflowGraph:
-    """Return the part of a graph that evaluates: its evaluation calls, and the calls that they need."""
+    """Return the evaluation calls of a graph, with the calls that they need."""
     needed = {call.name for call in graph if call.every is not None}
     for call in reversed(graph.calls):
         if call.name in needed:
@@ -96,7 +96,7 @@ def advice(module: str) -> str:
 
 @dataclass(slots=True)
 class Trial:
-    """An iteration on made-up rows. Calls that depend on a failed computation are not tried."""
+    """An iteration on made-up rows. Calls that depend on a failed computation are skipped."""
 
     graph: DataflowGraph
     gang: LocalGang[TrialRank]
@@ -154,16 +154,16 @@ class Trial:
 
 
 def made_of(call: Call) -> tuple[int, ...]:
-    """Return the dataset's rows behind the rows of a trial call."""
+    """Return which rows of the dataset the rows of a trial call come from."""
     return call.rows.dataset_rows(range(min(ITEMS, call.span // call.rows.rows_per_item)))
 
 
 def tried_pass(part: Call) -> PassCommand:
-    """Return the losses of a train_step on a row set, on the rows of the trial."""
+    """Return a train_step's losses on one row set, with the trial's rows."""
     row_ids = made_of(part)
     return PassCommand(part, loss_terms(part, is_only=False), tuple(range(len(row_ids))), row_ids)
 
 
 def named(call: Call) -> str:
-    """Return the names of a call's operations."""
+    """Return the names of the operations in a call."""
     return ", ".join(term.operation.name for term in call.terms) or call.operation.name

@@ -1,6 +1,6 @@
-"""Trial of plays in a dry run: two rows are played twice against a made-up model, which says the same both times.
+"""Tries plays in a dry run: two rows are played twice against a made-up model that says the same both times.
 
-A run that goes on after a failure needs plays that do the same again, so a difference is a warning, with row and turn.
+A run that continues after a failure needs plays that repeat exactly, so a difference gives a warning with row and turn.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def try_plays(graph: DataflowGraph, sources: Mapping[str, RowSource], tokenizers
     """Play two rows of each play twice; return a one-line warning for each play that fails or differs from itself.
 
     A row has at most 4 turns. A turn repeats words from the prompt, so a play that waits for a tool call ends early.
-    The prompts come from the dataset, in the tokens of the role that plays. Raises InvalidInput for a function that is
-    not a play.
+    Prompts come from the dataset, in the tokens of the role that plays. Raises InvalidInput for a function that is not
+    a play.
     """
     warnings, tried = [], set()
     for call in graph:
@@ -43,7 +43,7 @@ def try_plays(graph: DataflowGraph, sources: Mapping[str, RowSource], tokenizers
 
 
 def in_tokens_of(role: str, prompts: Sequence[Sequence[int]], tokenizers: Tokenizers) -> Sequence[Sequence[int]]:
-    """Return prompts of a dataset in the tokens of a role, which may have a tokenizer of its own."""
+    """Convert a dataset's prompts to the tokens of a role, which may have a tokenizer of its own."""
     if tokenizers.alike.get(role, role) == tokenizers.speaks:
         return prompts
     spoken, own = (load_tokenizer(tokenizers.folders[one]) for one in (tokenizers.speaks, role))

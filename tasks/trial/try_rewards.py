@@ -1,4 +1,4 @@
-"""Trial of reward functions before anything is built: each is imported, and called on a few rows of each dataset.
+"""Tries reward functions before any model is built: each is imported and called on a few rows of each dataset.
 
 The rows are the user's own, with a made-up response, in a process that is killed at its deadline. An error that no
 response can cure is refused, and so is a function that returns no number for any row. Any other error may come from the
@@ -33,7 +33,7 @@ QUICK_SECONDS = 5.0  # after a first row that takes longer, no other is tried
 
 
 class TokenizedSource(RowSource, Protocol):
-    """A dataset of items, with the folder of the tokenizer that makes its tokens."""
+    """A dataset, with the folder of the tokenizer that makes its tokens."""
 
     @property
     def tokenizer(self) -> str: ...
@@ -50,11 +50,11 @@ def try_rewards(
     items: Mapping[str, Sequence[int]] = MappingProxyType({}),
     calls: bool = True,
 ) -> list[str]:
-    """Import each reward function, and call it on rows of the datasets that it scores; return a line per warning.
+    """Import each reward function and call it on rows of the datasets that it scores; return a line per warning.
 
-    `items` are those of each dataset that may be read, by default all. Functions with `try_first: false` are only
-    imported; without `calls`, all are. Raises InvalidInput for a function
-    that cannot be imported, takes other arguments, needs a column that rows lack, or fails with every response.
+    `items` are the items of each dataset that may be read, by default all. Functions with `try_first: false` are only
+    imported; without `calls`, all are. Raises InvalidInput for a function that cannot be imported, takes other
+    arguments, needs a column that rows lack, or fails with every response.
     """
     scored: dict[str, dict[str, None]] = {}  # names of datasets, by the settings of rewards
     for call in graph:
@@ -79,7 +79,8 @@ def try_rewards(
 
 
 def made_up_rows(source: TokenizedSource, seed: int, items: Sequence[int] | None = None) -> Rows:
-    """Return rows of a few items by their number, as a function gets them: of the first, the last, others by `seed`.
+    """Return a few items' rows by row number, as a function gets them: the first and last item, and others drawn by
+    `seed`.
 
     The response repeats tokens of the prompt, so that every token exists; rows that have an answer keep it.
     """
@@ -113,9 +114,9 @@ class Tried:
     pool: HostPool
 
     def remark(self, place: str) -> str:
-        """Call the function on the rows; return a warning in a line, or an empty text.
+        """Call the function on the rows; return a one-line warning, or an empty text.
 
-        `place` is the function's. Raises InvalidInput for a failure that no response can cure.
+        `place` is where the function is defined. Raises InvalidInput for a failure that no response can cure.
         """
         values, failures = self._scores()
         self._refuse(failures, num_rows=len(values))

@@ -39,8 +39,10 @@ REFUSED = {
     "gang_of_one",
     "sleep_and_wake",
     "graph_bytes",
+    "ppo_one_device",
+    "ppo_taking_turns",
 }
-"""They ask the driver, torch's allocator, or kernels of CUDA."""
+"""They ask the driver, torch's allocator, kernels of CUDA, or a pool of GPUs."""
 
 
 @pytest.mark.all
@@ -146,7 +148,7 @@ def test_an_interrupted_step_keeps_its_findings(tmp_path):
         assert (outcome.status, outcome.found) == (status, {"first": 1})
 
 
-def test_the_seven_commands_fit_their_ten_minutes():
+def test_the_nine_commands_fit_their_ten_minutes():
     """And the names of steps are unique."""
     for command in first_gpu_morning.COMMANDS:
         assert 0 < sum(step.limit_seconds for step in ONE_GPU if step.command == command) <= 600, command

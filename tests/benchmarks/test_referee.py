@@ -43,6 +43,7 @@ def test_several_questions_are_about_adapters():
     """Of one role and of several, with all of its matrices in reach of a device, and over all devices of a node."""
     assert len(ADAPTED) >= 6 and {"grpo", "ppo", "dpo", "remax"} <= {line.split()[0] for line in ADAPTED}
     assert any(line.count(".adapter.") > 1 for line in ADAPTED)
+    assert sum(".base_dtype=nf4" in line for line in ADAPTED) >= 2
 
 
 @pytest.mark.all

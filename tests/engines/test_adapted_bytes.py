@@ -1,7 +1,10 @@
 """What a model with an adapter is said to hold, against the storages and allocations of the real engine on CPU."""
 
+from collections import Counter
 from dataclasses import replace
 
+import adapter_cases
+import allocations
 import megatron_cases as cases
 import pytest
 import torch
@@ -13,15 +16,30 @@ from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.megatron import fused, layers
 from prefect_rlhf.engines.megatron.cpu import kernels as cpu_kernels
 from prefect_rlhf.engines.vllm.engine import VllmEngine
+from prefect_rlhf.placement.cost.call_bytes import call_bytes
+from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
+from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.models.adapter import AdapterSpec
-from tests.cases import first
+from prefect_rlhf.placement.plan import ModelInstance
+from tests.by_device import instance_holdings
+from tests.cases import combinations, first
 from tests.engines.megatron.test_saved_bytes import DEEP, LENGTH, ROWS, SHALLOW, counted_bytes, saved_bytes
-from tests.engines.test_allocated_bytes import assert_close_above, predicted
+from tests.engines.test_allocated_bytes import GLOO_THREADS, assert_close_above, predicted
 from tests.engines.test_holdings import predicted as predicted_holdings
+from tests.strategies import call
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 EVERY, FEW = AdapterSpec(8, 16.0, ALL), AdapterSpec(4, 8.0, ("q_proj", "v_proj"))
+LAYOUTS = {
+    "tp2": {"ranks": (0, 1), "tp": 2},
+    "pp2": {"ranks": (2, 3), "pp": 2},
+    "tp2 pp2": {"ranks": (1, 0, 3, 2), "tp": 2, "pp": 2},
+    "dp2 tp2": {"ranks": (0, 1, 2, 3), "dp": 2, "tp": 2},
+}
+WALKS = {"plain": {}, "tokens over tp": {"tokens_over_tp": True}, "recompute": {"recompute": "all"}}
 HELD = 1.02
 ALLOCATED = 1.2  # of the bytes of a call: what is counted over the most that was allocated at once
 
@@ -64,6 +82,65 @@ def test_a_base_in_four_bits_keeps_what_is_predicted(tmp_path, dtype, trained):
     assert engine.device_bytes() <= found <= HELD * engine.device_bytes()
     plain = predicted_holdings(replace(case, base_dtype=None).spec(), engine.instance, "inference")
     assert trained or found < 0.7 * plain, "the embedding and the adapter are as before"
+
+
+def held_by_each(case):
+    """The bytes that each rank of a trained model is said to hold, in the order of its ranks."""
+    strategy = Strategy(case.dp, case.tp, case.pp)
+    instance = ModelInstance("actor", "megatron", DeviceMesh(0, 1, 0, len(case.ranks)), strategy)
+    trains = call("a_call", "train_step", "actor", {}, num_rows=8)
+    by_device = Counter()
+    for holding in instance_holdings(instance, (trains,), case.spec(), 128, "cpu"):
+        by_device[holding.device] += holding.num_bytes
+    return [by_device[device] for device in instance.devices]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "adapter", "base_dtype", "dtype"),
+    combinations(
+        LAYOUTS,
+        (EVERY, FEW),
+        (None, "nf4"),
+        ("float32", "bfloat16"),
+        briefly=[("tp2", EVERY, None, "bfloat16"), ("pp2", FEW, "nf4", "float32")],
+    ),
+)
+def test_every_shard_of_an_adapted_model_keeps_the_predicted_bytes(world, tmp_path, layout, adapter, base_dtype, dtype):
+    """After a step. Three layers, so the stages of a pipeline differ, and the last has the embedding again."""
+    folder = cases.make_folder(tmp_path, layers=3)
+    options = {"adapter": adapter, "base_dtype": base_dtype, "dtype": dtype, "optimizer": OPTIMIZER}
+    case = Case(folder, **options, **LAYOUTS[layout])
+    found = world.run(case.ranks, adapter_cases.train, case, cases.Walk("logprobs"))
+    for (_, _, held, _), expected in zip(found, held_by_each(case), strict=True):
+        assert held <= expected <= HELD * held
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "base_dtype", "walk"),
+    combinations(
+        ("tp2", "pp2"),
+        (None, "nf4"),
+        ("plain", "tokens over tp", "recompute"),
+        briefly=[("tp2", None, "plain"), ("pp2", "nf4", "recompute")],
+    ),
+)
+def test_every_shard_of_an_adapters_train_step_holds_the_predicted_bytes(
+    world, folder, tmp_path, layout, base_dtype, walk
+):
+    """As in `test_allocated_bytes.py`: the least of three runs, and room for what gloo's threads still have."""
+    case = Case(folder, adapter=EVERY, base_dtype=base_dtype, optimizer=OPTIMIZER, **LAYOUTS[layout])
+    settings = cases.Walk("logprobs", **WALKS[walk])
+    peaks = [world.run(case.ranks, allocations.train_peak, case, settings, 16, 128, str(tmp_path)) for _ in range(3)]
+    late = GLOO_THREADS * 16 * 128 * case.spec().shape.hidden_size * 4
+    work = CallWork("train_step", 16, Workload.fixed(64, 64))
+    execution = Execution(Strategy(case.dp, case.tp, case.pp), **WALKS[walk])
+    for place, of_rank in enumerate(zip(*peaks, strict=True)):
+        stage = Strategy(case.dp, case.tp, case.pp).coordinates()[place].pp
+        found = call_bytes(work, execution, ModelSizes.of(case.spec()), stage=stage, on_cpu=True).active
+        measured = min(of_rank)
+        assert measured <= found <= ALLOCATED * (measured + late), (stage, found / measured)
 
 
 @pytest.mark.slow

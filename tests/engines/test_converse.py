@@ -85,14 +85,15 @@ def test_a_waiting_tool_does_not_delay_other_rows(folder, together, failed):
 def test_the_batches_of_rows_that_play_together_do_not_depend_on_delays(folder, expected, monkeypatch):
     """Then rounding does not either. Without `together`, the batches differ."""
     engine, batches = build_vllm(folder), []
-    step = engine._llm.step
+    core = engine._llm.engine_core
+    step = core.get_output
 
     def recorded():
         outputs = step()
-        batches[-1].append(len(outputs))
+        batches[-1].append(len(outputs.outputs))
         return outputs
 
-    monkeypatch.setattr(engine._llm, "step", recorded)
+    monkeypatch.setattr(core, "get_output", recorded)
     for together, delay in ((True, 0.0), (True, 0.1), (False, 0.1)):
         batches.append([])
         check(converse(engine, settings("talks", together=together), delay=delay), expected)

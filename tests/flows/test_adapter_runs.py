@@ -8,16 +8,19 @@ from safetensors.torch import load_file
 from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.tasks.checkpoints.folders import folder_of
+from prefect_rlhf.tasks.running.journal import read_spans
 from tests import plan_matrix
 from tests.plan_matrix import COMPUTATIONS_OF_GRPO, OPTIMIZER, Case, grpo_plan, made_once, plan
-from tests.runs import first_differences, loss_difference, weight_difference
+from tests.runs import first_differences, loss_difference, prepared, weight_difference, whole
 from tests.tiny import make_model, make_pairs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 ADAPTER = {"rank": 4, "alpha": 8.0}
 TOLERANCE = 1e-5
+TWO_DEVICES = whole(ClusterShape("matrix", 1, 2, 8 << 30))
 
 
 def adapted(given, *roles):
@@ -134,6 +137,18 @@ def test_a_run_resumes_from_its_adapter_under_another_plan(ran, case):
 def test_plans_do_not_change_adapter_training(ran, case, plan):
     """Tokens, losses, gradient norms and weights."""
     assert_equal(ran[1](case), ran[1](case, plan))
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("case", ["grpo", "grpo in four bits"])
+def test_a_certificate_counts_what_split_adapters_hold(ran, case):
+    """Under tp and pp, with vLLM or with four bits: what each rank reported of any task run, and at most 2% more."""
+    result = ran[1](case, "split")
+    given = ran[0](case) | {"plan": str(result.run_dir.parent.parent / "split.json")}
+    held = dict(prepared(CASES[case].flow, given, TWO_DEVICES).chosen.certificate.most_resident)
+    for rank in ("0", "1"):
+        found = max(span.device_bytes.get(rank, 0) for span in read_spans(result.run_dir))
+        assert found <= held[f"n0:{rank}"] <= 1.02 * found, rank
 
 
 @pytest.mark.all

@@ -11,8 +11,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -38,8 +36,9 @@ from prefect_rlhf.tasks.running.stop_request import STOP_POLL_SECONDS, StopReque
 from tests import plan_matrix
 from tests.cases import first
 from tests.finished_steps import write_checkpoint
+from tests.flows.stopped_run import descendants, killed_run
 from tests.plan_matrix import ALONE, SEED, plan
-from tests.runs import end, environment, folder_of, leased, plan_file, prepared, read_lines, rollouts, wait_for
+from tests.runs import end, folder_of, leased, plan_file, prepared, read_lines, rollouts
 from tests.runs import whole as whole_lease
 from tests.tiny import make_model
 
@@ -89,28 +88,7 @@ def run_dir_of(parameters, plan, **changes):
 
 def killed(parameters, plan, folder, node, file, reached, victims="all", **changes):
     """The folder of a run that was killed with `file` not written, when `reached(its folder)`; and what it said."""
-    given = planned(parameters, plan) | changes | {"output_dir": str(folder / "runs")}
-    (folder / "parameters.json").write_text(json.dumps(given))
-    line = [sys.executable, "-m", "tests.flows.stopped_run", "ppo", str(folder / "parameters.json"), "2", node, file]
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process = subprocess.Popen(line, env=environment(), cwd=Path(__file__).parents[2], **output)
-    try:
-        pipe = wait_for(lambda: next((folder / "runs").glob(f"*/{file}"), None), process)
-        run_dir = Path(str(pipe).removesuffix(file))
-        wait_for(lambda: reached(run_dir), process)
-        ranks = descendants(process.pid)
-        for pid in [process.pid, *ranks] if victims == "all" else ranks[-1:]:
-            os.kill(pid, signal.SIGKILL)
-        said, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    return run_dir, said
-
-
-def descendants(pid):
-    """All processes under one; the ranks are the last."""
-    children = [int(c) for task in Path(f"/proc/{pid}/task").glob("*/children") for c in task.read_text().split()]
-    return [*children, *(below for child in sorted(children) for below in descendants(child))]
+    return killed_run("ppo", planned(parameters, plan) | changes, 2, folder, node, file, reached, victims)
 
 
 def all_but_one_shard(run_dir):

@@ -139,7 +139,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     },
     "files": {
         "storage": "hub .",
-        "hub": "",
+        "hub": ".",
         ".": "",
     },
     "errors": {
@@ -215,7 +215,7 @@ def test_a_sub_room_imports_what_the_table_shows(room):
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_sub_rooms_import_each_other_in_no_circle(room):
+def test_sub_rooms_have_no_circular_imports(room):
     """A sub-room's own sub-rooms belong to it. A room's root is none: it holds the doors and the vocabulary."""
     graph: nx.DiGraph = nx.DiGraph()
     for name, targets in SUB_ROOMS[room].items():
@@ -225,7 +225,7 @@ def test_sub_rooms_import_each_other_in_no_circle(room):
 
 
 @pytest.mark.parametrize("folder", [name for name in folders() if name.count(".") == 1 or name in ROOMS])
-def test_files_and_sub_rooms_of_a_folder_import_each_other_in_no_circle(folder):
+def test_a_folders_files_and_sub_rooms_have_no_circular_imports(folder):
     """What stands side by side can be read one after another, from the lowest floor up."""
     assert list(nx.simple_cycles(boxes(folder))) == []
 
@@ -238,7 +238,7 @@ def test_a_folder_has_few_boxes_on_few_floors(folder):
     assert len(floors(graph)) <= MAX_FLOORS
 
 
-def test_files_import_each_other_in_no_circle():
+def test_files_have_no_circular_imports():
     """Imports inside functions count: that is where circles hide. Those for type checkers alone do not."""
     assert list(nx.simple_cycles(file_arrows(typing_only=False))) == []
 
@@ -263,7 +263,7 @@ def test_tasks_know_no_engine_by_name():
         ("blocks", {"torch", "megatron", "vllm"}),
     ],
 )
-def test_only_engines_and_tasks_import_what_is_heavy(room, heavy):
+def test_only_engines_and_tasks_import_heavy_libraries(room, heavy):
     wrong = {
         f"{name} -> {other}"
         for name, path in inside(room).items()
@@ -293,18 +293,18 @@ def test_no_file_is_too_long(room):
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_every_module_says_what_it_is(room):
+def test_every_module_has_a_docstring(room):
     assert [name for name, path in inside(room).items() if not ast.get_docstring(ast.parse(path.read_text()))] == []
 
 
-def test_every_folder_says_in_one_line_what_it_is_for():
+def test_every_folder_states_its_purpose_in_one_line():
     """A folder without `__init__` would be in no table and no picture."""
     paths = {path.parent for room in ROOMS for path in inside(room).values()}
     assert len(paths) == len(folders())
     assert [name for name in folders() if not purpose(name).endswith(".")] == []
 
 
-def test_the_drawing_of_the_house_is_what_the_imports_say():
+def test_the_drawing_of_the_house_matches_the_imports():
     """`python -m tests.house` draws it anew."""
     assert PICTURE.read_text() == picture()
     drawn = TABLE.search(PAGE.read_text())

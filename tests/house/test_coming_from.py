@@ -85,7 +85,7 @@ def test_each_option_that_has_a_parameter_here_is_on_the_page(library):
 
 
 @pytest.mark.parametrize("table", foreign_tables.tables())
-def test_a_table_that_follows_from_code_is_what_the_code_says(table):
+def test_a_generated_table_matches_the_code(table):
     """`python -m tests.foreign_tables` writes it anew."""
     assert foreign_tables.between(table, PAGE)[1] == foreign_tables.tables()[table]
 
@@ -93,7 +93,7 @@ def test_a_table_that_follows_from_code_is_what_the_code_says(table):
 @pytest.mark.parametrize(
     "row", [row for row in CELLS if f"| {row[0]} |" in SECTIONS["Options without effect"]], ids=lambda row: row[1]
 )
-def test_an_option_that_needs_nothing_is_answered_with_its_reason(row):
+def test_an_option_without_a_counterpart_is_answered_with_its_reason(row):
     assert {answer(option) for option in options_in(row[0])} <= {f"leave it out: {row[1]}"}
 
 

@@ -162,7 +162,7 @@ def test_the_program_of_the_page_is_the_file_that_init_writes_and_the_first_run_
 
 
 @pytest.mark.parametrize(("attributes", "text"), blocks("yaml"))
-def test_yaml_is_a_plan_that_runs_or_parameters_that_are_taken(folder, monkeypatch, attributes, text):
+def test_yaml_is_a_plan_that_runs_or_accepted_parameters(folder, monkeypatch, attributes, text):
     """Parameters are of GRPO; what a block leaves out is that of `my_grpo.yaml`. Those of PPO are without a critic."""
     loaded = yaml.safe_load(text)
     if "node_kinds" in loaded:
@@ -204,13 +204,13 @@ def check_ray_cluster(spec):
         if row[1][:2] == "`{"
     ],
 )
-def test_settings_of_each_algorithm_are_taken_as_they_stand_there(settings, text):
+def test_each_algorithms_settings_are_accepted_as_written(settings, text):
     algo = yaml.safe_load(text.strip("`"))
     assert settings.model_validate(algo).model_dump(exclude_unset=True) == algo
 
 
 @pytest.mark.parametrize(("body", "says"), [row for row in table_rows("authoring.md") if "flow mine: " in row[1]])
-def test_a_body_that_cannot_run_is_refused_in_the_words_of_the_page(body, says):
+def test_a_body_that_cannot_run_is_refused_in_the_pages_words(body, says):
     arguments = {name: object() for name in ("actor", "prompts", "pretrain")}
     models = {
         "actor": ModelSpec("actor", "actor", "lm", TransformerShape(64, 128, 4, 4, 2, 16, 100, 64, 1e4, 1e-5, True))
@@ -336,7 +336,7 @@ def test_the_vocabulary_has_every_name_that_authors_may_import():
     assert public_names().keys() - {one or other for one, other in heads} == set()
 
 
-def test_the_vocabulary_is_what_the_code_says():
+def test_the_vocabulary_matches_the_code():
     """`python -m tests.vocabulary` writes it anew."""
     assert vocabulary.PAGE.read_text() == vocabulary.page()
 

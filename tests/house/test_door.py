@@ -41,12 +41,12 @@ def test_names_and_signatures_stay_as_they_are():
     assert door() == FROZEN.read_text()
 
 
-def test_a_name_that_is_not_there_is_said_so():
+def test_an_unknown_name_is_refused():
     with pytest.raises(AttributeError, match="module 'prefect_rlhf' has no attribute 'generat'"):
         prefect_rlhf.generat  # noqa: B018
 
 
-def test_a_name_that_is_elsewhere_or_misspelt_is_named():
+def test_a_moved_or_misspelt_name_is_answered_with_the_right_name():
     """Python shows the similar names of the object, of the name that an error has, below it."""
     with pytest.raises(AttributeError, match="; it is in prefect_rlhf.computations$"):
         prefect_rlhf.grpo_advantages  # noqa: B018

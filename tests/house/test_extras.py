@@ -3,6 +3,7 @@
 import re
 import subprocess
 import tomllib
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from itertools import pairwise
 from pathlib import Path
@@ -44,6 +45,13 @@ PINNED = pins("constraints.txt")
 FIRST = {"torch": "2.13.0+cpu", "vllm": "0.32.0"}  # in no file of pins: from an index of its own, or for GPUs
 
 
+@cache
+def installed(name):
+    """The version of a package and what it requires. To read it from the package's folder takes milliseconds."""
+    found = distribution(name)
+    return found.version, [Requirement(text) for text in found.requires or ()]
+
+
 def closure(requirements, pinned):
     """Names that requirements need, theirs included, and a line for each that no pin satisfies or that is not here."""
     needed, wrong = set(), []
@@ -63,13 +71,13 @@ def closure(requirements, pinned):
         for wanted in {"", *requirement.extras} - {own for other, own in seen if other == name}:
             seen.add((name, wanted))
             try:
-                found = distribution(name)
+                here, requires = installed(name)
             except PackageNotFoundError:
                 wrong += [f"{name} of {by}: not installed"] if name not in NOT_HERE else []
                 continue
-            if found.version != version and name != "torch":
-                wrong.append(f"{name}: {found.version} is installed, {version} is pinned")
-            waiting += [(Requirement(text), wanted, name) for text in found.requires or ()]
+            if here != version and name != "torch":
+                wrong.append(f"{name}: {here} is installed, {version} is pinned")
+            waiting += [(required, wanted, name) for required in requires]
     return needed, wrong
 
 
@@ -80,7 +88,7 @@ def test_every_requirement_of_an_extra_has_a_pin_that_satisfies_it(extra):
     assert closure(EXTRAS[extra], pins(*files) | FIRST)[1] == []
 
 
-def test_nothing_is_pinned_that_no_extra_needs():
+def test_every_pin_is_needed_by_an_extra():
     needed = set().union(*(closure(requirements, PINNED | FIRST)[0] for requirements in EXTRAS.values()))
     assert set(PINNED) <= needed
     assert pins("constraints-docs.txt").keys() <= closure(EXTRAS["docs"], PINNED | pins("constraints-docs.txt"))[0]
@@ -118,7 +126,7 @@ def test_every_line_of_a_file_of_pins_is_one_that_make_pins_writes(each):
     assert lines == merged({python: pins(each.file, python=release) for python, release in releases.items()})
 
 
-def test_the_pins_for_cpu_count_what_the_build_of_torch_for_cpu_requires():
+def test_cpu_pins_include_the_requirements_of_torchs_cpu_build():
     """Its file is on an index of its own, so its requirements are stated; they are those of the build in this place."""
     found = [Requirement(text) for text in distribution("torch").requires or ()]
     stated = tomllib.loads(TORCH_ON_CPU)["dependency-metadata"][0]
@@ -173,7 +181,7 @@ def test_the_base_install_has_no_package_of_the_docs():
     assert not PINNED.keys() & pins("constraints-docs.txt").keys()
 
 
-def test_no_library_is_installed_whose_build_must_fit_torch():
+def test_no_installed_library_must_match_torchs_build():
     for name in LEFT_OUT:
         assert name not in PINNED
         with pytest.raises(PackageNotFoundError):

@@ -79,7 +79,7 @@ def unbuilt(folder):
         (unbuilt, "0.2.0", r"^make dist ended with status 2: "),
     ],
 )
-def test_a_release_that_cannot_be_is_refused_in_a_line_and_leaves_the_tree_as_it_was(checkout, harm, version, said):
+def test_an_impossible_release_is_refused_in_a_line_and_changes_no_file(checkout, harm, version, said):
     harm(checkout)
     before = git(checkout, "status", "--porcelain"), git(checkout, "rev-parse", "HEAD")
     with pytest.raises(RELEASE["Refused"], match=said) as refused:

@@ -33,21 +33,21 @@ def holding(comparison: Comparison) -> dict[str, bool]:
 
 
 @pytest.mark.parametrize("name", first(1, QUICK))
-def test_an_order_of_a_paper_comes_out_unless_the_page_says_why_not(name):
+def test_a_papers_order_is_reproduced_unless_the_page_says_why_not(name):
     checks = holding(QUICK[name]())
     assert checks == {check: check not in DIFFERENT for check in checks}
 
 
 @pytest.mark.all
 @pytest.mark.parametrize("paper", PAPERS)
-def test_all_orders_of_a_paper_come_out_unless_the_page_says_why_not(paper):
+def test_all_of_a_papers_orders_are_reproduced_unless_the_page_says_why_not(paper):
     comparisons = [compare() for compare in PAPERS[paper]()]
     checks = {name: holds for comparison in comparisons for name, holds in holding(comparison).items()}
     assert checks == {check: check not in DIFFERENT for check in checks}
     assert all(check in text(comparisons) for check in checks)
 
 
-def test_the_page_names_every_order_that_does_not_come_out():
+def test_the_page_names_every_order_that_is_not_reproduced():
     assert all(f"`{name}`" in PAGE for name in DIFFERENT)
 
 

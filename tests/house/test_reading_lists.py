@@ -37,7 +37,7 @@ def test_the_page_has_a_list_for_each_common_change():
     ]
 
 
-def test_counting_again_changes_numbers_alone():
+def test_counting_again_changes_only_numbers():
     wrong = COUNTED.sub(r"\g<1>1", PAGE)
     assert wrong != PAGE and recounted(wrong) == recounted(PAGE)
     assert re.sub(r"\d+", "", recounted(PAGE)) == re.sub(r"\d+", "", PAGE)

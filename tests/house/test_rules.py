@@ -40,15 +40,16 @@ STATE = {
 """Mutable dataclasses: they hold the state of a process or of a pass."""
 
 
+@pytest.fixture(scope="module")
 def trees():
-    """(path, tree) of every file of the rooms."""
+    """(path, tree) of every file of the rooms. They end with the tests of this file, since they take much memory."""
     return [(path, ast.parse(path.read_text())) for path in files().values()]
 
 
-def test_a_dataclass_is_frozen_unless_it_is_known_state():
+def test_a_dataclass_is_frozen_unless_it_is_known_state(trees):
     mutable = {
         node.name
-        for _, tree in trees()
+        for _, tree in trees
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
         for decorator in map(ast.unparse, node.decorator_list)
@@ -57,10 +58,10 @@ def test_a_dataclass_is_frozen_unless_it_is_known_state():
     assert mutable == STATE
 
 
-def test_a_docstring_begins_and_ends_as_a_sentence():
+def test_a_docstring_begins_and_ends_as_a_sentence(trees):
     wrong = [
         f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
-        for path, tree in trees()
+        for path, tree in trees
         for node in ast.walk(tree)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         if (text := ast.get_docstring(node))

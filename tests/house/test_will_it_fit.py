@@ -20,7 +20,7 @@ QUICK = ("And on a card with 96 GB?", "Is a node of four L40S enough for DPO of 
         for question in questions()
     ],
 )
-def test_a_question_has_the_answer_of_the_page(question):
+def test_each_question_gets_the_pages_answer(question):
     """`python -m tests.answers` writes answers anew after an intended change."""
     assert asked(question.command) == question.answer
 

@@ -16,7 +16,7 @@ def workflow(request):
     return yaml.safe_load(request.param.read_text())
 
 
-def test_a_job_runs_make_targets_alone(workflow):
+def test_a_job_runs_only_make_targets(workflow):
     """So that a person runs the same on their machine; one of the jobs is the README's test command."""
     commands = [step["run"].split() for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
     assert all(words[0] == "make" and set(words[1:]) <= TARGETS for words in commands)
@@ -28,7 +28,7 @@ def test_an_action_is_pinned_by_its_commit(workflow):
     assert used and [each for each in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", each)] == []
 
 
-def test_a_job_may_read_and_not_write_and_ends(workflow):
+def test_a_job_may_only_read_and_has_a_time_limit(workflow):
     assert workflow["permissions"] == {}
     for job in workflow["jobs"].values():
         assert job["permissions"] == {"contents": "read"} and job["timeout-minutes"] <= 90

@@ -1,1 +1,1 @@
-"""Plays: your coroutines that talk with a model, each row's in a worker process, and their side of a rank."""
+"""Plays: your coroutines that talk with a model, each row's in a worker process, and the rank's side."""

@@ -1,6 +1,7 @@
-"""Bounds of a play's words and numbers: rewards and scores, other numbers and their names, the size of an answer.
+"""Bounds on everything that a play sends: rewards and scores, other numbers and their names, the size of an answer.
 
-A worker checks them before it sends, and the pool as it reads. A row beyond a bound fails, with a reason that names it.
+A worker checks them before it sends, and the pool when it reads. A row beyond a bound fails, with a reason that names
+the bound.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _CHARACTERS_A_TOKEN = 256  # no vocabulary that we know has a longer token
 
 
 def check_rewards(score: float | None, rewards: Mapping[int, float]) -> None:
-    """Raise ValueError for a score, or a sum of turns' rewards and score up to the end, beyond the bound of scores.
+    """Raise ValueError if the score, or a sum of turns' rewards and score up to the end, exceeds the bound on scores.
 
     >>> check_rewards(1e9, {0: -1e9})
     >>> check_rewards(1e9, {0: 1.0})
@@ -46,7 +47,7 @@ def check_rewards(score: float | None, rewards: Mapping[int, float]) -> None:
 
 
 def check_numbers(numbers: Mapping[str, float]) -> None:
-    """Raise ValueError for too many numbers, for a number that is too large, and for a name that is no line of text.
+    """Raise ValueError for too many numbers, for a number that is too large, and for a name that is not a line of text.
 
     >>> check_numbers({"solved": 1.0})
     >>> check_numbers({"a\\nb": 1.0})
@@ -67,9 +68,9 @@ def check_numbers(numbers: Mapping[str, float]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AnswerBounds:
-    """The most tokens of an answer, and the treatment of a longer answer, as in PlaySettings.
+    """The maximum length of an answer in tokens, and what to do with longer answers, as in PlaySettings.
 
-    The rank makes tokens of answers, so it gets no text that cannot be among the tokens that it keeps.
+    The rank makes tokens of answers, so text that certainly exceeds the limit is not sent to it.
     """
 
     most_tokens: int
@@ -78,10 +79,10 @@ class AnswerBounds:
     def shortened(
         self, answer: str | list[dict[str, str]], *, may_end: bool = True
     ) -> str | list[dict[str, str]] | None:
-        """Return an answer without the text that is surely beyond its tokens; None if it ends the play.
+        """Return an answer without the text that certainly exceeds its tokens; None if it ends the play.
 
-        Raises ValueError for an answer beyond a bound, and for an answer that is to be refused. An opening of an
-        environment is refused if it would end the play, which has not begun.
+        Raises ValueError for an answer beyond a bound, and for an answer that must be refused. An environment's opening
+        is refused if it would end the play before it has begun.
 
         >>> AnswerBounds(1, "keep_start").shortened("x" * 257) == "x" * 256
         True

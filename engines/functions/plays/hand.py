@@ -1,4 +1,4 @@
-"""A worker of plays from the pool's side: its process, the plays that it has open, and when it must be heard."""
+"""A worker of plays from the pool's side: its process, its open plays, and when its next message is due."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class PlayHand(Hand[Ready | Asks | Over | Failed, Asks | Over | Failed]):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has imported the play function."""
+        """Whether the worker has imported the play function."""
         return self._ready is not None
 
     @property
@@ -85,7 +85,7 @@ class PlayHand(Hand[Ready | Asks | Over | Failed, Asks | Over | Failed]):
 
     @property
     def schemas(self) -> Sequence[Mapping[str, Any]]:
-        """The schemas of its tools."""
+        """The schemas of its play's tools."""
         return self._ready.schemas if self._ready else ()
 
     @property
@@ -97,23 +97,23 @@ class PlayHand(Hand[Ready | Asks | Over | Failed, Asks | Over | Failed]):
 
     @property
     def lateness(self) -> str:
-        """How long it said nothing, in words."""
+        """How long the worker has been silent, in words."""
         if not self.is_ready:
             return self.silence
         return f"no answer after {self._settings.deadline_seconds:g} s, and its process did not end it"
 
     @property
     def running(self) -> list[int]:
-        """The plays whose own code may be running."""
+        """The plays with code that may be running now."""
         return [number for number, since in self.plays.items() if since < math.inf]
 
     @property
     def can_try(self) -> bool:
-        """Whether it has room, and a play would be alone in it: no other play's code is running or about to."""
+        """Whether it has room and the play would be alone: no other play's code is running or about to run."""
         return self.room > 0 and (not self.plays or (self.is_ready and not self.running))
 
     def open(self, message: Open, *, alone: bool = False) -> None:
-        """Begin a play; it is `alone` if it may have ended a worker."""
+        """Begin a play; `alone` means that it may have killed a worker."""
         if alone:
             self.suspect = message.play
         self.plays[message.play] = time.monotonic() if self.is_ready else math.inf
@@ -122,7 +122,7 @@ class PlayHand(Hand[Ready | Asks | Over | Failed, Asks | Over | Failed]):
         self._give(message)
 
     def tell(self, told: Told) -> None:
-        """Tell an open play what the model said."""
+        """Give an open play the model's turn."""
         if told.play not in self.plays:
             return
         if self.suspect not in (None, told.play):
@@ -132,21 +132,21 @@ class PlayHand(Hand[Ready | Asks | Over | Failed, Asks | Over | Failed]):
         self._give(told)
 
     def acquit(self, play: int) -> None:
-        """Let other plays go on: this play has passed the place at the end of a worker, or is over."""
+        """Let other plays continue, because this play has passed the point at which the worker died, or has ended."""
         if play == self.suspect:
             self.suspect, held, self._held = None, self._held, []
             for told in held:
                 self.tell(told)
 
     def close(self, play: int) -> None:
-        """End an open play, which says nothing more."""
+        """End an open play; it sends no more messages."""
         if self.plays.pop(play, None) is not None:
             self._give(Close(play))
             self._forget(play)
         self.acquit(play)
 
     def not_imported(self, why: str) -> InvalidInput:
-        """Return the error of a worker that ended while it imported the play function."""
+        """Return the error for a worker that ended while importing the play function."""
         function = self._function
         if function.python:
             right = f"an interpreter that can import {function.function}: {why}"

@@ -1,7 +1,7 @@
-"""The messages of a pool and its workers with plays.
+"""The messages between a pool and its workers with plays.
 
 The pool opens a play for a row. The play asks for a turn of the model, with its answer to the previous turn, and is
-told what the model said, until it is over.
+told what the model said, until it ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ End = Literal["stop", "length", "budget"]
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The first message to a worker. `path` is searched for modules; the limits are of PlaySettings."""
+    """The first message to a worker. `path` is searched for modules; the limits are those of PlaySettings."""
 
     function: PlayFunction
     path: tuple[str, ...]
@@ -32,7 +32,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Begin the play of a row; `play` is its number, `left` the tokens and turns that the row may have."""
+    """Begin a row's play; `play` is its number, `left` the tokens and turns that the row may have."""
 
     play: int
     row: Mapping[str, Any]
@@ -52,14 +52,14 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """End a play that is not over; it says nothing more."""
+    """End a play early; it sends no more messages."""
 
     play: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ready(Message):
-    """The play is imported: its `file:line in function`, and the schemas of tools that prompts show."""
+    """The play is imported: its `file:line in function`, and the tool schemas that prompts show."""
 
     place: str
     schemas: tuple[Mapping[str, Any], ...] = ()
@@ -67,7 +67,7 @@ class Ready(Message):
 
 @dataclass(frozen=True, slots=True)
 class Asks(Message):
-    """A play asks for turn number `turn`, after an `answer` to the turn before; the first turn has none."""
+    """A play asks for turn number `turn`, with its `answer` to the previous turn; the first turn has no answer."""
 
     play: int
     turn: int
@@ -80,9 +80,10 @@ class Asks(Message):
 
 @dataclass(frozen=True, slots=True)
 class Over(Message):
-    """A play has returned: a score (None: not applicable), rewards of turns by number, and other numbers by name.
+    """A play has returned: a score (None: not applicable), rewards by turn number, and other numbers by name.
 
-    `cut`: it asked for a turn beyond its tokens or turns. Raises ValueError for a number or a name beyond its bound.
+    `cut` says that it asked for a turn beyond its tokens or turns. Raises ValueError for a number or a name beyond its
+    bound.
     """
 
     play: int
@@ -98,7 +99,7 @@ class Over(Message):
 
 @dataclass(frozen=True, slots=True)
 class Failed(Message):
-    """A play has failed, in one line."""
+    """A play has failed, with the reason in one line."""
 
     play: int
     reason: str
@@ -108,7 +109,7 @@ Said = Ready | Refused | Asks | Over | Failed
 
 
 def as_answer(value: object) -> Answer:
-    """Return an answer in its plain form. Raises TypeError for a value that is neither text nor messages."""
+    """Return an answer in its plain form. Raises TypeError unless it is text or messages."""
     if isinstance(value, str):
         return value
     messages = [value] if isinstance(value, Mapping) else value

@@ -1,7 +1,7 @@
 """The pool of plays: opens a play for each row in some worker, passes turns on, and begins lost plays again.
 
-A play that begins again hears its earlier turns from a list as long as it asks the same, so the model says nothing
-twice. Not thread-safe.
+A restarted play gets its earlier turns from a list as long as it asks the same, so the model repeats no turn. Not
+thread-safe.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Event = Asks | Over | Failed
 
 
 def check_play(settings: PlaySettings) -> Sequence[Mapping[str, Any]]:
-    """Import a play in a worker; return the schemas of its tools. Raises InvalidInput for code that is no play."""
+    """Import a play in a worker; return its tool schemas. Raises InvalidInput for code that is not a play."""
     pool = PlayPool(settings)
     try:
         return pool.load()
@@ -32,7 +32,7 @@ def check_play(settings: PlaySettings) -> Sequence[Mapping[str, Any]]:
 
 @dataclass(slots=True)
 class OpenPlay:
-    """An unfinished play of a row: what it asked and was told, and how often it failed."""
+    """A row's unfinished play: what it asked and was told, and how often it failed."""
 
     opening: Open
     asked: list[Asks] = field(default_factory=list)
@@ -42,7 +42,7 @@ class OpenPlay:
 
 
 class PlayPool(Staff[PlayHand, Event]):
-    """Processes that run plays. They start at the first use, and end at every kind of end of the pool's process."""
+    """Processes that run plays. They start at the first use, and end whenever and however the pool's process ends."""
 
     def __init__(self, settings: PlaySettings, start_seconds: float = START_SECONDS) -> None:
         super().__init__(start_seconds)
@@ -61,7 +61,7 @@ class PlayPool(Staff[PlayHand, Event]):
         self._staff()
 
     def tell(self, told: Told) -> None:
-        """Tell a play what the model said."""
+        """Give a play the model's turn."""
         play = self._plays.get(told.play)
         if play is None:
             return
@@ -71,11 +71,11 @@ class PlayPool(Staff[PlayHand, Event]):
                 hand.tell(told)
 
     def has_begun(self, number: int) -> bool:
-        """Whether a play is open in a worker, or over; others begin once a worker has room."""
+        """Whether a play has been opened in a worker, or has ended; others begin once a worker has room."""
         return number not in self._waiting and number not in self._alone
 
     def drop(self, number: int) -> None:
-        """End a play that is not over."""
+        """End a play early."""
         del self._plays[number]
         for waiting in (self._waiting, self._alone):
             if number in waiting:  # its worker ended after it asked
@@ -84,9 +84,9 @@ class PlayPool(Staff[PlayHand, Event]):
             hand.close(number)
 
     def events(self, seconds: float) -> list[Event]:
-        """Return what plays have said, after at most `seconds` without a message; the order is that of arrival.
+        """Return the plays' messages in order of arrival, after at most `seconds` without a message.
 
-        Raises InvalidInput for a function that cannot be imported or is no play.
+        Raises InvalidInput for a function that cannot be imported or is not a play.
         """
         try:
             self._staff()
@@ -98,7 +98,7 @@ class PlayPool(Staff[PlayHand, Event]):
             raise
 
     def load(self) -> Sequence[Mapping[str, Any]]:
-        """Import the play in a first worker; return the schemas of its tools. Raises InvalidInput if it is refused."""
+        """Import the play in a first worker; return its tool schemas. Raises InvalidInput if it is refused."""
         return self.ready_hand().schemas
 
     def close(self) -> None:

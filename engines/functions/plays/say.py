@@ -26,7 +26,7 @@ class Said:
 
 
 class Say:
-    """The model of a single row. The clock of a play's deadline runs while the play does not wait for the model."""
+    """The model for a single row. The play's deadline runs while the play is not waiting for the model."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class Say:
 
     @property
     def tokens_left(self) -> int:
-        """The tokens that the row may still have, including those of answers."""
+        """How many tokens the row may still have, including answers."""
         return self._left[0]
 
     @property
     def turns_left(self) -> int:
-        """The turns that the row may still have."""
+        """How many turns the row may still have."""
         return self._left[1]
 
     async def __call__(self, answer: object = None) -> Said:
@@ -112,7 +112,7 @@ class Say:
         """Add to the reward of the latest turn.
 
         Raises ValueError for a value beyond the bound of scores and before a turn, and RuntimeError after the play's
-        end. The sums of a row's rewards have the same bound, which the end of the play is checked for.
+        end. The sums of a row's rewards have the same bound, which is checked when the play ends.
         """
         self._check_end("say.reward")
         number = float(value)
@@ -129,11 +129,11 @@ class Say:
 
     @property
     def is_asking(self) -> bool:
-        """Whether the model has a question whose turn the play has not heard."""
+        """Whether the play has asked for a turn that it has not received yet."""
         return self._has_asked
 
     def end(self) -> None:
-        """End the row: tasks that the play left behind say nothing more, and those that wait hear an error."""
+        """End the row: tasks that the play left behind send nothing more, and waiting tasks get an error."""
         self.pause()
         self._has_ended = True
         if self._waiting is not None and not self._waiting.done():
@@ -145,7 +145,7 @@ class Say:
             self._waiting.set_result(told)
 
     def resume(self) -> None:
-        """Start the clock of the play's deadline."""
+        """Start the clock of the deadline."""
         if self._has_ended:
             return
         loop = asyncio.get_running_loop()
@@ -153,7 +153,7 @@ class Say:
         self._timer = loop.call_later(min(self._deadline_seconds, self._seconds_left), self._expire)
 
     def pause(self) -> None:
-        """Stop the clock. A play that blocked its event loop may be late before the loop could end it."""
+        """Stop the clock. A play that blocked its event loop may be late before the loop could stop it."""
         if self._timer is not None:
             self._timer.cancel()
             took = asyncio.get_running_loop().time() - self._since

@@ -1,6 +1,6 @@
-"""The table of a replica's plays: what engines are ordered to do next, and what plays are told about it.
+"""A replica's table of plays: the next orders for engines, and what plays are told about the results.
 
-It counts each row's tokens and turns, and makes the tokens of answers, so that workers handle text alone.
+It counts each row's tokens and turns, and makes the tokens of answers, so that workers handle only text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PlaysFailed(RlhfError):
 
 
 class Codec(Protocol):
-    """Text and tokens of turns and answers; see AnswerTokens. `of` raises an error whose text is a reason.
+    """Converts turns and answers between text and tokens; see AnswerTokens. `of` raises an error that gives the reason.
 
     It returns None for an answer that ends the play.
     """
@@ -40,7 +40,7 @@ class Codec(Protocol):
 
 @dataclass(slots=True)
 class Seat:
-    """A row at the table: its tokens and turns left, its latest turn, and the question that waits for a turn."""
+    """A row at the table: its remaining tokens and turns, its latest turn, and the question that waits for a turn."""
 
     tokens_left: int
     turns_left: int
@@ -76,7 +76,7 @@ class Table:
         pool.open(rows)
 
     def orders(self, wait: Literal["no", "any", "all"]) -> Sequence[Order]:
-        """See PlayTable. Raises PlaysFailed, and InvalidInput for a function that is no play."""
+        """See PlayTable. Raises PlaysFailed, and InvalidInput for a function that is not a play."""
         self._take(0.0)
         while self._is_to_wait(wait):
             self._take(_LOOK_SECONDS)

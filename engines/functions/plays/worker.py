@@ -42,9 +42,9 @@ def main(channel: int, lifeline: int) -> None:
 
 
 async def serve(connection: socket.socket) -> None:
-    """Import the function, then open plays and tell them what the model said. Raises EOFError after the last message.
+    """Import the function, then open plays and pass on the model's turns. Raises EOFError after the last message.
 
-    A function that is refused is reported; then no work is left.
+    A refused function is reported; then no work is left.
     """
     reader, writer = await asyncio.open_connection(sock=connection)
 
@@ -93,7 +93,7 @@ class Opened:
         self.task = asyncio.create_task(self._run())
 
     def close(self) -> None:
-        """End the play; nothing more is sent of it."""
+        """End the play; it sends no more messages."""
         self._is_closed = True
         self.task.cancel()
         self.say.end()
@@ -118,14 +118,14 @@ class Opened:
 
 
 def why_failed(error: BaseException, late: str, place: str) -> str:
-    """Return why a play failed. `late` is the time limit that it passed, or None; past a limit, we end the play."""
+    """Return why a play failed. `late` is the time limit that it exceeded, or None; a play past a limit is ended."""
     if late:  # the error's text is the place of a tool that was running
         return at(late, str(error) or place)
     return str(error) if isinstance(error, PlayFailed) else reason(error, place)
 
 
 def outcome(number: int, returned: object, say: Say, place: str) -> Over | Failed:
-    """Return the end of a play that returned None, a number, or a mapping of a `score` and other numbers."""
+    """Return the end of a play that returned None, a number, or a mapping with a `score` and other numbers."""
     if say.turn < 0:
         return Failed(number, at("it returned before its first say", place))
     if say.is_asking:

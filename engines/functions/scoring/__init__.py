@@ -1,1 +1,1 @@
-"""Workers that score rows: the pool, a worker from its side, the worker itself, and their messages."""
+"""Workers that score rows: the pool, a worker from the pool's side, the worker itself, and their messages."""

@@ -46,17 +46,17 @@ class ScoringHand(Hand[Loading | Loaded | Begun | Done, Settled]):
 
     @property
     def begun(self) -> Sequence[Call]:
-        """The calls that are being made."""
+        """The calls that have begun."""
         return [self._calls[number] for number in self._begun]
 
     @property
     def not_begun(self) -> Sequence[Call]:
-        """The calls that it was given and has not begun."""
+        """The calls that the worker has been given but has not begun."""
         return [call for number, call in self._calls.items() if number not in self._begun]
 
     @property
     def place(self) -> str:
-        """The `file:line in name` of the function that it calls; empty between calls."""
+        """The `file:line in name` of the function being called; empty between calls."""
         return next((self.loaded[call.function].place for call in (*self.begun, *self.not_begun)), "")
 
     @property
@@ -71,7 +71,7 @@ class ScoringHand(Hand[Loading | Loaded | Begun | Done, Settled]):
 
     @property
     def lateness(self) -> str:
-        """How long it said nothing, in words."""
+        """How long the worker has been silent, in words."""
         return late(self._start.deadline_seconds, "") if self.is_ready and self._begun else self.silence
 
     @property

@@ -1,4 +1,4 @@
-"""The messages of a pool and its workers that score rows."""
+"""The messages between a pool and its workers that score rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from prefect_rlhf.engines.functions.scores import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first message to a worker. `path` is searched for modules; `concurrent` async calls run at a time."""
+    """The first message to a worker. `path` is searched for modules; `concurrent` async calls may run at a time."""
 
     functions: tuple[HostFunction, ...]
     path: tuple[str, ...]
@@ -21,7 +21,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Calls of a function: the rows of each call, by the call's number."""
+    """Calls of a function: each call's rows, by call number."""
 
     function: int
     calls: Mapping[int, tuple[Mapping[str, Any], ...]]

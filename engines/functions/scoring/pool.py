@@ -54,7 +54,7 @@ class HostPool(Staff[ScoringHand, Settled]):
         self.close()
 
     def score(self, rows: Rows, doing: str) -> HostScores:
-        """Call every function on every row. Errors say `doing` to explain what the call was for.
+        """Call every function on every row. Errors mention `doing`, the purpose of the call.
 
         Raises InvalidInput for a function that cannot be called at all or a column that the rows lack, and
         HostFunctionFailed once more than `most_failed` of the rows have failed.
@@ -76,7 +76,7 @@ class HostPool(Staff[ScoringHand, Settled]):
         return HostScores(values, work.failures(), seconds, work.metrics(), work.answers())
 
     def load(self) -> Sequence[Loaded]:
-        """Import the functions in a worker, unless one already has. Raises InvalidInput if a function is refused."""
+        """Import the functions in a worker, if that has not been done. Raises InvalidInput if a function is refused."""
         try:
             return self.ready_hand().loaded
         except BaseException:
@@ -142,7 +142,7 @@ def check_function(
 ) -> None:
     """Raise InvalidInput if `function` cannot be imported, is not a function, or takes other arguments.
 
-    If you pass a dataset's `columns`, also if the function needs one that is missing there.
+    If you pass a dataset's `columns`, also if the function needs a column that is missing there.
     """
     with HostPool((function,), HostSettings(workers=1), seconds) as pool:
         (loaded,) = pool.load()
@@ -153,7 +153,7 @@ def check_function(
 def check_columns(function: HostFunction, loaded: Loaded, columns: Collection[str], dataset: str = "prompts") -> None:
     """Raise InvalidInput if an imported function needs a column that a dataset with these `columns` lacks.
 
-    The error says how the parameter `dataset` gives columns other names.
+    The error explains how the parameter `dataset` renames columns.
     """
     lacking = function.lacking(loaded.named, {*columns, *OF_ROWS, "completion_ids"})
     if lacking:

@@ -1,4 +1,4 @@
-"""The open calls of a `score`, and the treatment of failed calls: only values, no processes.
+"""The open calls of a `score`, and what follows when calls fail: only values, no processes.
 
 A row's failure counts only if the row was called alone, without other calls in its process. After the failure of a
 batch, or the death of a process with several async calls, each row is called again on its own.
@@ -19,7 +19,7 @@ _MOST_SYNC, _MOST_ASYNC = 16, 64  # calls in a message to a worker
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a function for some rows. `tries` earlier calls failed; an `alone` call needs a process for itself."""
+    """A call of a function for some rows. `tries` earlier calls failed; an `alone` call needs its own process."""
 
     function: int
     rows: tuple[int, ...]
@@ -28,7 +28,7 @@ class Call:
 
 
 class Work:
-    """The open calls of a `score`, and the verdicts of the finished calls."""
+    """A `score`'s open calls, and the verdicts of finished calls."""
 
     def __init__(self, functions: Sequence[HostFunction], rows: int, retries: int) -> None:
         self.rows, self._retries, self._names = rows, retries, [function.name for function in functions]
@@ -46,7 +46,7 @@ class Work:
 
     @property
     def waiting(self) -> int:
-        """The number of calls that wait for a worker."""
+        """How many calls wait for a worker."""
         return sum(map(len, self._waiting))
 
     def take(self, workers: int, asynchronous: Sequence[bool]) -> tuple[Call, ...]:
@@ -63,7 +63,7 @@ class Work:
         return ()
 
     def settle(self, call: Call, verdicts: Sequence[Verdict]) -> None:
-        """Record the verdicts of a call; a failed row is called again, or fails for good."""
+        """Record a call's verdicts; a failed row is called again, or has failed for good."""
         for row, verdict in zip(call.rows, verdicts, strict=True):
             if verdict.failed and len(call.rows) > 1:
                 self._again(Call(call.function, (row,)))
@@ -78,9 +78,9 @@ class Work:
                     self.failed_rows.add(row)
 
     def lose(self, begun: Sequence[Call], not_begun: Sequence[Call], why: str) -> None:
-        """Record the loss of a process with calls that had begun and calls that had not.
+        """Record the death of a process, with its calls that had begun and those that had not.
 
-        If no call had begun, the next call is to blame, provided that it had the process for itself.
+        If no call had begun, the next call is blamed, provided that it was alone in the process.
         """
         # Async calls share their process, so its death does not show which of them is to blame. Each suspect is called
         # again alone, and only a second death counts as its failure. Without a call that had begun, the process died
@@ -95,7 +95,7 @@ class Work:
                 self._again(replace(call, alone=True))
 
     def split(self, function: int) -> None:
-        """From now on, call a function on a row at a time: a batch of it missed its deadline."""
+        """From now on, call the function on one row at a time, because a batch missed its deadline."""
         waiting = self._waiting[function]
         self._waiting[function] = deque(
             Call(function, (row,)) if len(call.rows) > 1 else call for call in waiting for row in call.rows
@@ -111,19 +111,19 @@ class Work:
         )
 
     def values(self, of_failed: float) -> Mapping[str, tuple[float | None, ...]]:
-        """Return the values by function, after all calls."""
+        """Return the values by function, after all calls have finished."""
         return {
             name: tuple(of_failed if v is None or v.failed else v.value for v in verdicts)
             for name, verdicts in zip(self._names, self._verdicts, strict=True)
         }
 
     def answers(self) -> tuple[str | None, ...]:
-        """Return the answer in each row that the first function with one found there."""
+        """Return each row's answer, from the first function that found an answer in it."""
         by_row = zip(*self._verdicts, strict=True)
         return tuple(next((v.answer for v in row if v and v.answer is not None), None) for row in by_row)
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the means of the other numbers that functions returned, over the rows that have them."""
+        """Return the means of other numbers that functions returned, over the rows that have them."""
         numbers: dict[str, list[float]] = {}
         for name, verdicts in zip(self._names, self._verdicts, strict=True):
             for verdict in verdicts:

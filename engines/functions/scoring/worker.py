@@ -67,7 +67,7 @@ def do(function: LoadedFunction, job: Job, runner: asyncio.Runner, say: Say) -> 
 
 
 async def do_async(function: LoadedFunction, job: Job, start: Start, say: Say) -> None:
-    """Make the calls of a job, `start.concurrent` at a time."""
+    """Make a job's calls, `start.concurrent` at a time."""
     free, delay = asyncio.Semaphore(start.concurrent), LoopDelay()
 
     async def make(number: int) -> None:

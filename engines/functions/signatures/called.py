@@ -15,7 +15,7 @@ Outcome = tuple[Any, BaseException | None]
 async def called(function: Callable[..., Any], place: str, /, *arguments: Any, **keywords: Any) -> Any:
     """Return the result of a function. Raises PlayFailed, with its place, for every error of the function.
 
-    A thread that does not end in time is left; it ends with its process.
+    A thread that does not end in time is abandoned; it ends with its process.
     """
     try:
         if inspect.iscoroutinefunction(function):

@@ -1,8 +1,8 @@
-"""Signature `environment`: a class as TRL's `environment_factory` takes it, whose public methods are the tools.
+"""Signature `environment`: a class as for TRL's `environment_factory`, with public methods as tools.
 
-An instance serves a single row. `reset` gets the row's columns; its text stands at the end of the prompt. A ValueError
-of a tool refuses the call. Any other error is an answer too, as in TRL, unless `tool_errors` is `fail`. `get_reward`
-scores the row.
+An instance serves a single row. `reset` gets the row's columns; its text is added to the end of the prompt. A
+ValueError of a tool refuses the call. Any other error is an answer too, as in TRL, unless `tool_errors` is `fail`.
+`get_reward` scores the row.
 """
 
 import inspect
@@ -55,7 +55,7 @@ async def load_environment(function: PlayFunction) -> LoadedPlay:
 
 
 def accepted(method: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns that a method names, or all columns if it takes any.
+    """Return the columns that a method names, or all columns if it accepts any.
 
     >>> accepted(lambda prompt: None, {"prompt": "a", "answer": "b"})
     {'prompt': 'a'}

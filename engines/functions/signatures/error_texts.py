@@ -1,4 +1,4 @@
-"""Texts of errors that others read: the error itself, without what the environment or the arguments keep secret."""
+"""Error texts for the model and others: the error itself, without secrets of the environment or the arguments."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ _SHORTEST_SECRET = 4
 _ADDRESS = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*://)[^\s'\"<>]+")
 _PATH = re.compile(r"(?<![\w.~/])~?/(?:[^\s/'\"<>:,;()\[\]{}]+/)+")
 _SECRET_KEY = re.compile(r"^(env|headers?)$|key|token|secret|passw|credential|auth", re.IGNORECASE)
-"""Names of arguments whose values are secrets; `env` is that of an MCP server."""
+"""Names of arguments with secret values; `env` is an MCP server's."""
 
 
 def for_the_model(function: PlayFunction) -> Callable[[BaseException], str] | None:
-    """Return how the model is told an error of a tool; None if it is not: then the row fails.
+    """Return a function that tells the model about a tool's error; None if errors make the row fail.
 
-    It reads the type and the first line of the message. Of a path it reads the last part, of an address the scheme.
+    The model sees the error's type and the first line of its message, only the last part of a path, and only the scheme
+    of an address.
     """
     if function.tool_errors == "fail":
         return None
@@ -48,7 +49,8 @@ def error_answer(why: str) -> str:
 
 
 def written(text: str) -> str:
-    """Return a text with a question mark for what is no character: the model may write half of a surrogate pair.
+    """Return a text with a question mark for each invalid character, because the model may write half of a surrogate
+    pair.
 
     >>> written("a" + chr(0xD800))
     'a?'
@@ -57,7 +59,7 @@ def written(text: str) -> str:
 
 
 def hiding(function: PlayFunction) -> Callable[[BaseException | str], str]:
-    """Return how an error, or a text, is written without secrets of a play: an error as its type and first line."""
+    """Return a function that writes an error (type and first line) or a text without a play's secrets."""
 
     def write(error: BaseException | str) -> str:
         text = in_a_line(error)
@@ -69,7 +71,7 @@ def hiding(function: PlayFunction) -> Callable[[BaseException | str], str]:
 
 
 def cause(error: BaseException) -> BaseException:
-    """Return the first error that a group is about, or the error itself.
+    """Return the first underlying error of a group, or the error itself.
 
     >>> cause(ExceptionGroup("a group", [ExceptionGroup("another", [KeyError("a")])]))
     KeyError('a')
@@ -80,7 +82,7 @@ def cause(error: BaseException) -> BaseException:
 
 
 def in_a_line(error: BaseException | str) -> str:
-    """Return the type of an error and the first line of its message, without its place; a text as it is."""
+    """Return an error's type and the first line of its message, without its place; a text unchanged."""
     if isinstance(error, str):
         return error
     error = cause(error)

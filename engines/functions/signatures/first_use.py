@@ -1,4 +1,4 @@
-"""A play's first use of a package or of your code: it works, or the play is refused."""
+"""A play's first use of a package or of your code: either it works, or the play is refused."""
 
 import sys
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 
 
 def package(module: str, expected: str) -> Any:
-    """Import a module of a package. Raises InvalidInput, at `play.python`, for an interpreter without `expected`."""
+    """Import a package's module. Raises InvalidInput, at `play.python`, for an interpreter without `expected`."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -19,7 +19,7 @@ def package(module: str, expected: str) -> Any:
 
 
 def made(make: Callable[[], Any], function: PlayFunction, kind: str) -> Any:
-    """Make an environment. Raises InvalidInput for a `kind`, such as a class, that does not take `play.arguments`."""
+    """Make an environment. Raises InvalidInput for a `kind`, such as a class, that does not accept `play.arguments`."""
     try:
         return make()
     except BaseException as error:  # a person's code may raise anything

@@ -1,7 +1,7 @@
 """Signature `gymnasium`: an environment whose actions and observations are texts; a turn is an action.
 
-`reset` gets a seed that is the same for all rows of a prompt; its observation stands below the prompt. The
-reward of a step is its turn's. An error of a step is an observation, unless `tool_errors` is `fail`.
+`reset` gets a seed that is the same for all rows of a prompt; its observation is added below the prompt. A step's
+reward becomes its turn's. An error of a step is an observation, unless `tool_errors` is `fail`.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,9 @@ from prefect_rlhf.errors.in_short import in_short
 
 
 async def load_gymnasium(function: PlayFunction) -> LoadedPlay:
-    """Make an environment once. Raises InvalidInput for an environment that cannot be made, or has other spaces."""
+    """Make an environment as a test. Raises InvalidInput for an environment that cannot be made, or has other
+    spaces.
+    """
     make = _maker(function)
     first = made(make, function, "an environment")
     if not hasattr(first, "unwrapped"):

@@ -1,4 +1,4 @@
-"""A play of any signature, imported in the process that runs it, or refused with the expected value."""
+"""Imports a play of any signature in the process that runs it, or refuses it and says what was expected."""
 
 import asyncio
 import inspect

@@ -1,4 +1,4 @@
-"""A loaded play, as a worker runs it, and the reason of a play's failure."""
+"""A loaded play as a worker runs it, and the reason why a play failed."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ MOST_CHARACTERS = 1 << 22
 
 
 class PlayFailed(Exception):  # noqa: N818  the reason of a play's failure, not an error of ours
-    """The reason of a failure in one line, with its place."""
+    """Why a play failed: one line, with the place."""
 
 
 class Turn(Protocol):
@@ -38,7 +38,7 @@ Play = Callable[[Mapping[str, Any], Model], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class LoadedPlay:
-    """A play, its `file:line in function`, and the schemas of tools that prompts show, as JSON values."""
+    """A play, its `file:line in function`, and the tool schemas that prompts show, as JSON values."""
 
     play: Play
     place: str

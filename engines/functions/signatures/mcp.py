@@ -1,8 +1,8 @@
-"""Signature `mcp`: the tools of MCP servers; a function of yours scores the row.
+"""Signature `mcp`: the tools of MCP servers; your function scores the row.
 
-A worker has a connection to each server, or each row has its own if the servers are stateful. A server that ends, or
-does not answer in time, fails the rows that call it then; the next row starts it again. A result that the server marks
-as an error is an answer, and so is a refusal of a call's arguments. An error with which it answers a call is one too,
+A worker has a connection to each server; if the servers are stateful, each row has its own. If a server ends or does
+not answer in time, the rows that are calling it fail, and the next row starts it again. A result that the server marks
+as an error is an answer, and so is a refusal of a call's arguments. An error response to a call is an answer too,
 unless `tool_errors` is `fail`.
 """
 
@@ -36,11 +36,13 @@ _OF_LOST = (-32000, -32600, 32600)
 
 
 class BadArguments(Exception):  # noqa: N818  an answer for the model, not an error of ours
-    """The text with which a server refuses the arguments of a call."""
+    """A server refuses a call's arguments; the text is the server's."""
 
 
 class Connection:
-    """A client of a server. A task of its own holds it, since MCP's clients end in the task that began them."""
+    """A client of a server. It runs in a task of its own, because MCP's clients must end in the task that started
+    them.
+    """
 
     def __init__(self, name: str, server: Mapping[str, Any], write: Callable[[BaseException | str], str]) -> None:
         """`write` describes an error without secrets."""
@@ -62,8 +64,8 @@ class Connection:
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Return the text of a tool's result.
 
-        Raises PlayFailed if the server gives no result, or a result without text, and BadArguments. The error has a
-        cause if the server is not lost.
+        Raises PlayFailed if the server returns no result, or a result without text, and BadArguments if it refuses the
+        arguments. The error has a cause if the server is not lost.
         """
         of = named(name, self.name)
         result = await self._answer(of, lambda client: client.call_tool(name, dict(arguments)))
@@ -79,7 +81,7 @@ class Connection:
         return self._is_lost or self._task.done()
 
     def close(self) -> None:
-        """End the client, and the server if it is a process. It does not wait: a server may be slow to end."""
+        """End the client, and the server if it is a process, without waiting, because a server may be slow to end."""
         self._is_lost = True
         self._give_up("was closed")
         self._end.set()
@@ -137,7 +139,7 @@ class Connection:
 
 
 class Servers:
-    """The connections of a worker, or of a row."""
+    """The connections for a worker, or for a row."""
 
     def __init__(
         self,
@@ -149,12 +151,14 @@ class Servers:
         self._open: dict[str, Connection] = {}
 
     async def schemas(self) -> Mapping[str, list[Mapping[str, Any]]]:
-        """Return the schemas of all tools, by server."""
+        """Return the schemas of all tools by server."""
         of_each = await asyncio.gather(*(self._of(name).schemas() for name in self._servers))
         return dict(zip(self._servers, of_each, strict=True))
 
     def tools(self, schemas: Mapping[str, list[Mapping[str, Any]]]) -> Mapping[str, NamedTool]:
-        """Return the tools of all servers, called by these connections. Raises InvalidInput for two of one name."""
+        """Return all servers' tools, called through these connections. Raises InvalidInput for two tools of the same
+        name.
+        """
         return by_name(
             NamedTool(
                 call=partial(self._call, name, tool := schema["function"]["name"]),
@@ -182,7 +186,7 @@ class Servers:
 
 
 async def load_mcp(function: PlayFunction) -> LoadedPlay:
-    """Connect to the servers, and list their tools. Raises InvalidInput for servers without an answer or a tool."""
+    """Connect to the servers and list their tools. Raises InvalidInput for servers without an answer or a tool."""
     score, place = scoring(function)
     keywords = function.keywords
     servers: Mapping[str, Mapping[str, Any]] = keywords["servers"]
@@ -210,7 +214,7 @@ async def load_mcp(function: PlayFunction) -> LoadedPlay:
 
 
 def named(tool: str, server: str) -> str:
-    """Return how errors name a tool of a server."""
+    """Return the name of a server's tool for errors."""
     return f"tool {tool} of MCP server {server}"
 
 

@@ -1,8 +1,8 @@
 """Signature `openenv`: a client of an OpenEnv server; a turn is an action, and each row has a session of its own.
 
-`reset` gets a seed that is the same for all rows of a prompt; its observation stands below the prompt. The
-reward of a step is its turn's. An error with which the server answers a step is an observation, unless `tool_errors`
-is `fail`. A server that is lost fails the row.
+`reset` gets a seed that is the same for all rows of a prompt; its observation is added below the prompt. A step's
+reward becomes its turn's. An error response to a step is an observation, unless `tool_errors` is `fail`. If the server
+is lost, the row fails.
 """
 
 import inspect
@@ -21,9 +21,9 @@ _OWN_KEYS = ("action", "action_field", "observation_field")
 
 
 async def load_openenv(function: PlayFunction) -> LoadedPlay:
-    """Import a client class. Raises InvalidInput for a class that is no client, and for arguments that it lacks.
+    """Import a client class. Raises InvalidInput for a class that is not a client, and for arguments that it lacks.
 
-    Of `play.arguments`, `action` is the class of an action (empty: a dict), `action_field` its field for the model's
+    In `play.arguments`, `action` is the class of an action (empty: a dict), `action_field` its field for the model's
     text, and `observation_field` the field of an observation that the model reads. The client gets all others.
     """
     make: Any = imported(function)

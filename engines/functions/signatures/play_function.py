@@ -1,4 +1,4 @@
-"""A person's play by its names: the code, how it is called, and the interpreter that runs it."""
+"""A user's play by name: the code, how it is called, and the interpreter that runs it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ WITH_MESSAGES = ("tools", "environment", "gymnasium", "openenv", "mcp")
 
 
 class Named(NamedFunction):
-    """A function or a class that a field of a play names."""
+    """A function or class named by a field of a play."""
 
     __slots__ = ("_field", "function")
 
@@ -61,7 +61,7 @@ class Named(NamedFunction):
 
 @dataclass(frozen=True, slots=True)
 class PlayFunction(NamedFunction):
-    """A person's play. `Play` states the bounds and the meaning of each field; `arguments` is a JSON object."""
+    """A user's play. `Play` documents the meaning and bounds of each field; `arguments` is a JSON object."""
 
     function: str
     signature: PlaySignature
@@ -96,7 +96,7 @@ class PlayFunction(NamedFunction):
 
     @classmethod
     def of(cls, settings: object) -> PlayFunction:
-        """Return the play that settings name."""
+        """Return the play that the settings name."""
         return cls(**{name: getattr(settings, name) for name in cls.__dataclass_fields__})
 
     @property
@@ -106,7 +106,7 @@ class PlayFunction(NamedFunction):
 
     @property
     def is_gymnasium_id(self) -> bool:
-        """Whether the name is an id of Gymnasium instead of a function."""
+        """Whether the name is a Gymnasium id instead of a function."""
         return self.signature == "gymnasium" and _GYMNASIUM_ID.fullmatch(self.function) is not None
 
     @property

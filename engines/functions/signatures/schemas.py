@@ -1,4 +1,4 @@
-"""Schemas of tools, as chat templates show them: made by Transformers, and what a call has that does not fit one."""
+"""Tool schemas, as Transformers makes them for chat templates, and checks that a call fits its schema."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def schema_of(tool: Callable[..., Any], field: str, name: str, place: str) -> Mapping[str, Any]:
-    """Return the JSON schema of a function. Raises InvalidInput without types, or a docstring of its arguments."""
+    """Return a function's JSON schema. Raises InvalidInput if types, or docstrings of arguments, are missing."""
     writer = package("transformers.utils", "transformers, which writes the schemas of tools")
     try:
         schema: Mapping[str, Any] = writer.get_json_schema(tool)
@@ -35,7 +35,7 @@ def schema_of(tool: Callable[..., Any], field: str, name: str, place: str) -> Ma
 
 
 def misfit(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
-    """Return why arguments do not fit the `parameters` of a schema; empty if they fit.
+    """Return why arguments do not fit a schema's `parameters`; empty if they fit.
 
     >>> of_add = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     >>> misfit({"a": 1}, of_add), misfit({"a": "1"}, of_add), misfit({}, of_add), misfit({"a": 1, "b": 2}, of_add)

@@ -1,4 +1,4 @@
-"""Environments with steps: the seed of their start, texts of observations, and a loop of steps and turns."""
+"""Environments with steps: the seed for `reset`, texts of observations, and a loop of steps and turns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class Step:
 
 
 def seed_of(row: Mapping[str, Any]) -> int:
-    """Return the seed of an environment's start: rows of a prompt start alike. Many generators take 32 bits at most.
+    """Return the seed for an environment's `reset`, equal for all rows of a prompt. Many generators accept at most 32
+    bits.
 
     >>> seed_of({"seed": 3, "group_seed": 2**62 + 7})
     7
@@ -38,11 +39,11 @@ async def steps(
     place: str,
     tell: Callable[[BaseException], str] | None,
 ) -> Mapping[str, float | None]:
-    """Pass each turn of the model to `step`, and its observation to the model as a user's message, until it is over.
+    """Pass each turn of the model to `step`, and its observation to the model as a user message, until the row is over.
 
-    The `opening` observation stands below the row's prompt, in the same message: some chat templates refuse a second
-    message of the user. `tell` writes an error of a step for the model, which goes on then; None: the play fails.
-    Returns numbers of a row without a score besides its rewards.
+    The `opening` observation is added below the row's prompt, in the same message, because some chat templates refuse a
+    second user message. `tell` writes a step's error for the model, which then continues; with None the play fails.
+    Returns the row's numbers; its rewards are its only score.
     """
     said, errors = await say(below(row["prompt"], as_observation(opening, place))), 0
     while said.end != "budget" or said.text:
@@ -62,7 +63,7 @@ async def steps(
 
 
 def below(prompt: object, observation: str) -> str:
-    """Return an observation for the end of a prompt: on a new line, unless it begins with white space.
+    """Return an observation to append to a prompt: on a new line, unless it begins with white space.
 
     >>> below("Reply with a number.", "Say the number after 4.")
     '\\nSay the number after 4.'
@@ -77,7 +78,7 @@ def below(prompt: object, observation: str) -> str:
 
 
 def as_observation(value: object, place: str) -> str:
-    """Return an observation. Raises PlayFailed for a value that is no text."""
+    """Return an observation. Raises PlayFailed for a value that is not text."""
     if not isinstance(value, str):
         seen = f"{in_short(value)} of type {type(value).__name__}"
         raise PlayFailed(at(f"the environment's observation is {seen}, expected text", place))

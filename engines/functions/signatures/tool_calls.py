@@ -1,4 +1,4 @@
-"""Calls of tools in a model's turn, in the formats of Hermes (Qwen 2.5 and 3 too) and of Llama 3."""
+"""Parses tool calls in a model's turn, in the formats of Hermes (also Qwen 2.5 and 3) and Llama 3."""
 
 import json
 import re
@@ -30,7 +30,7 @@ class BadCall:
 
 
 def calls_in(text: str, written_as: ToolFormat) -> Sequence[ToolCall | BadCall]:
-    r"""Return the calls in a turn, in their order.
+    r"""Return the calls in a turn, in order.
 
     >>> calls_in('Let me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', "hermes")
     [ToolCall(name='add', arguments={'a': 1})]

@@ -1,6 +1,6 @@
-"""Signature `tools`: the model calls Python functions until a turn has no call; a function of yours scores the row.
+"""Signature `tools`: the model calls Python functions until a turn has no call; your function scores the row.
 
-A bad call is answered, so that the model can correct it. So is an error of a tool, unless `tool_errors` is `fail`.
+A bad call gets an answer, so that the model can correct it. So does a tool's error, unless `tool_errors` is `fail`.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.errors.in_short import in_short
 
 MOST_CALLS = 64
-"""Calls of a turn that run, each in a thread of its own. The model may write more."""
+"""How many calls of a turn run, each in a thread. The model may write more."""
 Kind = Literal["result", "bad call", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class NamedTool:
-    """A function that the model may call: its schema as `get_json_schema` writes it, and its file and line.
+    """A function that the model may call: its schema from `get_json_schema`, and its file and line.
 
-    `tell` writes an error for the model; None: an error fails the play. Errors of the types `refusals` are always
-    answers: the tool refused the call.
+    `tell` writes an error for the model; with None an error fails the play. Errors of the types in `refusals` are
+    always answers, because the tool refused the call.
     """
 
     call: Callable[..., Any]
@@ -40,7 +40,7 @@ class NamedTool:
 
     @property
     def name(self) -> str:
-        """The name by which the model calls it."""
+        """The name that the model calls it by."""
         return str(self.schema["function"]["name"])
 
 
@@ -70,7 +70,7 @@ async def load_tools(function: PlayFunction) -> LoadedPlay:
 
 
 def scoring(function: PlayFunction) -> tuple[Callable[..., Any], str]:
-    """Import the function that scores conversations; return it and its place. Raises InvalidInput."""
+    """Import the function that scores conversations; return it with its place. Raises InvalidInput."""
     found = imported(function)
     if not callable(found):
         raise InvalidInput(function.field, function.function, "a function of a row that returns a score")
@@ -78,7 +78,7 @@ def scoring(function: PlayFunction) -> tuple[Callable[..., Any], str]:
 
 
 def named_tool(found: object, where: str, name: str) -> NamedTool:
-    """Return a tool. Raises InvalidInput, at field `where`, for a value that is no function with a schema."""
+    """Return a tool. Raises InvalidInput, at field `where`, for a value that is not a function with a schema."""
     if not callable(found) or isinstance(found, type):
         raise InvalidInput(where, name, "a function that the model may call")
     place = place_of(found)
@@ -86,7 +86,7 @@ def named_tool(found: object, where: str, name: str) -> NamedTool:
 
 
 def by_name(tools: Iterable[NamedTool]) -> Mapping[str, NamedTool]:
-    """Return tools by name. Raises InvalidInput for two tools of one name."""
+    """Return tools by name. Raises InvalidInput for two tools with the same name."""
     named: dict[str, NamedTool] = {}
     for tool in tools:
         if tool.name in named:
@@ -98,9 +98,9 @@ def by_name(tools: Iterable[NamedTool]) -> Mapping[str, NamedTool]:
 async def converse(
     say: Model, tools: Mapping[str, NamedTool], written_as: ToolFormat, opening: str | None = None
 ) -> Conversation:
-    """Let the model speak until a turn has no call or is cut. The calls of a turn run concurrently.
+    """Let the model speak until a turn has no call or is cut. A turn's calls run concurrently.
 
-    An `opening` stands at the end of the prompt.
+    An `opening` is added to the end of the prompt.
     """
     so_far = Conversation()
     answer: list[dict[str, str]] = []
@@ -125,7 +125,7 @@ async def converse(
 
 
 async def answered(call: ToolCall | BadCall, tools: Mapping[str, NamedTool]) -> tuple[str, Kind]:
-    """Return the answer to a call, and its kind. Raises PlayFailed for an error that is no answer for the model."""
+    """Return the answer to a call, and its kind. Raises PlayFailed for an error that must not be shown to the model."""
     if isinstance(call, BadCall):
         return error_answer(call.why), "bad call"
     tool = tools.get(call.name)
@@ -145,11 +145,11 @@ async def answered(call: ToolCall | BadCall, tools: Mapping[str, NamedTool]) -> 
 
 
 class BadResult(Exception):  # noqa: N818  an answer for the model, not an error of ours
-    """A tool returned what cannot be an answer."""
+    """A tool's result cannot be used as an answer."""
 
 
 def as_text(value: object, name: str, place: str) -> str:
-    """Return a tool's result as text: text as it is, another value as JSON. Raises PlayFailed for any other."""
+    """Return a tool's result as text: text unchanged, other values as JSON. Raises PlayFailed for any other result."""
     try:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
@@ -163,10 +163,10 @@ def as_text(value: object, name: str, place: str) -> str:
 
 
 async def scored(score: Callable[..., Any], place: str, row: Mapping[str, Any], said: Conversation) -> object:
-    """Return the score of a conversation, with the numbers of its calls.
+    """Return a conversation's score, with the counts of its calls.
 
-    The function's row has all columns, `messages` (prompt and conversation), and `response`: the text of the last turn.
-    The model read the prompt without an answer at its end, so `messages` has none either.
+    The function's row has all columns, `messages` (prompt and conversation), and `response`, the text of the last turn.
+    If the prompt ended with an answer, the model did not read it, so `messages` lacks it too.
     """
     prompt = row["prompt"]
     asked: list[Any] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
@@ -179,7 +179,7 @@ async def scored(score: Callable[..., Any], place: str, row: Mapping[str, Any], 
 
 
 def with_counts(returned: object, said: Conversation) -> object:
-    """Return a score, a number or a mapping, with the numbers of calls."""
+    """Add the counts of calls to a score, which is a number or a mapping."""
     numbers = {
         "tool_calls": float(said.calls),
         "bad_calls": float(said.bad_calls),

@@ -1,4 +1,4 @@
-"""Translation of foreign errors into ours: only this file knows the error classes of torch, vLLM and safetensors.
+"""Translates foreign errors into ours; only this file knows the error classes of torch, vLLM and safetensors.
 
 Classes are named, not imported, so that a mapping of vLLM's errors does not import vLLM.
 """
@@ -63,7 +63,7 @@ PHRASES: Mapping[str, Fault] = MappingProxyType(
 
 
 def as_ours(error: Exception) -> RlhfError:
-    """Return `error` if it is ours, else our error with its type, first line and place in a person's file.
+    """Return `error` if it is ours, else our error with its type, first line and place in a user's file.
 
     >>> as_ours(MemoryError("no room\\nfor it"))
     OutOfDeviceMemory('MemoryError: no room')

@@ -1,4 +1,4 @@
-"""The file with the latest collectives of a rank, from torch's flight recorder: it shows where ranks wait for others.
+"""The file with a rank's latest collectives, from torch's flight recorder: it shows which ranks wait for which.
 
 Gloo and NCCL record their collectives. A rank writes the file if a call passes its deadline. NCCL's watchdog would
 write the same file, but its limit is beyond every deadline.
@@ -17,9 +17,9 @@ PREFIX = "flight_recorder_"
 
 
 def environment(folder: Path) -> Mapping[str, str]:
-    """Return variables that let NCCL's watchdog write its record to `folder`; those that a person has set stay.
+    """Return variables that let NCCL's watchdog write its record to `folder`; variables that you set are kept.
 
-    Torch warns of a deprecated name in each process, so a number of collectives under the old name gets the new one.
+    Torch warns of a deprecated name in each process, so a number of collectives under the old name gets the new name.
     """
     wanted = {
         "TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000"),  # collectives of each rank

@@ -1,4 +1,4 @@
-"""A pipe without writes: the kernel closes it at every kind of end of the controller."""
+"""A pipe without writes, which the kernel closes however the controller ends."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ CONTROLLER_GONE = 90
 
 
 def exit_with(lifeline: int) -> None:
-    """From now on, end this process as soon as `lifeline` ends, even during a computation of the main thread."""
+    """From now on, end this process as soon as `lifeline` ends, even while the main thread computes."""
     threading.Thread(target=_await_end, args=(lifeline, None), daemon=True, name="lifeline").start()
 
 
 @contextmanager
 def exiting_with(lifeline: int) -> Iterator[None]:
-    """Do the same as `exit_with`, but only while a block runs. Afterwards the thread has ended, so the process may
-    fork.
-    """
+    """Like `exit_with`, but only while a block runs. Afterwards the thread has ended, so the process may fork."""
     stopped, stop = os.pipe()
     thread = threading.Thread(target=_await_end, args=(lifeline, stopped), daemon=True, name="lifeline")
     thread.start()

@@ -19,7 +19,7 @@ StartMethod = Literal["fork", "spawn"]
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """The start method of rank processes, the modules that forked ranks find imported, and additional environment."""
+    """How rank processes are started, the modules that forked ranks find imported, and additional environment."""
 
     method: StartMethod
     preload: tuple[str, ...]
@@ -30,12 +30,12 @@ class ProcessSettings:
 class GangSettings(Generic[AnyRank]):
     """The rank processes of a gang: their number, their objects, and their start.
 
-    `rank_factory(rank, size)` makes the object that runs the methods. It is importable, so that it can be sent to
+    `rank_factory(rank, size)` makes the object that runs the methods. It must be importable, because it is sent to
     another process. `environment` is added to the controller's environment, which the ranks inherit. Forked ranks find
     the modules in `preload` imported. Each phase of their start may take `start_seconds`. A collective of ranks fails
-    after `collective_seconds`, which must exceed every call's deadline: the deadline's error has a reason, and NCCL's
-    error ends the process. If a call passes its deadline, each rank writes its latest collectives to the folder
-    `records`, if it is given.
+    after `collective_seconds`, which must exceed every call's deadline, because the deadline's error gives a reason,
+    while NCCL's error just ends the process. If a call passes its deadline, each rank writes its latest collectives to
+    the folder `records`, if given.
     """
 
     size: int
@@ -60,7 +60,7 @@ class GangSettings(Generic[AnyRank]):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first message to a rank: its number, its device within its node, and the address of its world's store."""
+    """The first message to a rank: its number, its device on its node, and the address of its world's store."""
 
     rank: int
     device: int

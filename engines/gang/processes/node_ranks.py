@@ -1,4 +1,4 @@
-"""The rank processes of one node: their fork server, the pipe that ends them, and the reports of their deaths."""
+"""A node's rank processes: their fork server, the pipe that ends them, and the reports of their deaths."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class NodeRanks:
         environment: Mapping[str, str],
         python_path: Iterable[str] = (),
     ) -> NodeRanks:
-        """Start a rank for each entry of `pipes`: the rank's ends of its pipes, one per resource of its device.
+        """Start a rank for each entry of `pipes`, which has the rank's ends of its pipes, a pipe per resource of its
+        device.
 
         The fork server reports deaths on `deaths`. Ranks search this process's module path, then `python_path`. The
         first rank serves the world's store on `listener`, if it is given.
@@ -81,7 +82,9 @@ class NodeRanks:
         return cls(fork_server, lifeline, folder)
 
     def kill(self) -> None:
-        """End every process: SIGTERM lets the fork server kill and reap its ranks; failing that, kill the group."""
+        """End every process: SIGTERM lets the fork server kill and reap its ranks; if that fails, the group is
+        killed.
+        """
         self.fork_server.terminate()
         try:
             self.fork_server.wait(CLOSE_SECONDS)

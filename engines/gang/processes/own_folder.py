@@ -1,4 +1,4 @@
-"""A temporary folder of a node's rank processes. The files that their libraries leave there are removed at the end.
+"""A temporary folder for a node's rank processes. Files that their libraries leave there are removed at the end.
 
 Ranks end without exit handlers, so libraries that remove their temporary files in such a handler do not.
 """
@@ -20,9 +20,9 @@ _YOUNG_SECONDS = 60.0  # the maker of a folder may not have locked it yet
 
 
 def make_own_folder() -> tuple[Path, int]:
-    """Make a folder, and return it with a descriptor whose lock marks it as in use.
+    """Make a folder, and return it with a descriptor that holds a lock to mark it as in use.
 
-    Every process that inherits the descriptor holds the lock. Unlocked folders of this user are removed: their
+    Every process that inherits the descriptor holds the lock. Unlocked folders of this user are removed, because their
     processes were killed. Raises OutputFailed.
     """
     _remove_left(Path(tempfile.gettempdir()))

@@ -30,6 +30,7 @@ from prefect_rlhf.engines.gang.processes.faults import as_ours
 from prefect_rlhf.engines.gang.processes.flight_recorder import write_record
 from prefect_rlhf.engines.gang.processes.lifeline import exit_with
 from prefect_rlhf.engines.gang.processes.messages import RecordRequest, Reply, Request, Start
+from prefect_rlhf.engines.gang.processes.preload import never_collected
 from prefect_rlhf.engines.process_groups import open_communicators
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.engine_traits import register
@@ -43,7 +44,7 @@ GONE = (EOFError, ConnectionError, TimeoutError)
 
 
 class Warnings(logging.Handler):
-    """Keeps this process's warnings for the next reply to the controller, and prints them here at once."""
+    """Keeps this process's warnings for the next reply to the controller, and prints them here immediately."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -90,13 +91,15 @@ def run(pipes: Sequence[int], lifeline: int, listener: int | None) -> NoReturn:
 
 
 def serve(connections: Sequence[Connection[Reply, Request]], listener: int | None) -> None:
-    """Reply to the two messages of the start, with an error if it failed, then to the requests of each pipe in order.
+    """Reply to the two start messages, with an error if the start failed, then to each pipe's requests in order.
 
     The first message brings the imports; the second asks the rank to join the world.
     """
     connection, *beside = connections
     try:
-        start = pickle.loads(connection.recv_bytes())  # imports the engines of spawned ranks
+        message = connection.recv_bytes()
+        with never_collected():
+            start = pickle.loads(message)  # imports the engines of spawned ranks
         send(connection, Reply())
         connection.recv_bytes()  # all ranks have done so
         target = join(start, listener)
@@ -111,7 +114,7 @@ def serve(connections: Sequence[Connection[Reply, Request]], listener: int | Non
 
 
 def serve_beside(connection: Connection[Reply, Request], target: object, start: Start) -> None:
-    """Reply to the requests of another pipe, in a thread; end the rank if the thread fails."""
+    """Reply to another pipe's requests in a thread; end the rank if the thread fails."""
     try:
         use_device(start)
         reply_to_all(connection, target, partial(write_record_of, start))
@@ -123,7 +126,7 @@ def serve_beside(connection: Connection[Reply, Request], target: object, start: 
 
 
 def reply_to_all(connection: Connection[Reply, Request], target: object, record: Callable[[], None]) -> NoReturn:
-    """Reply to all requests in their order. Raises an error of GONE when the controller ends."""
+    """Reply to all requests in order. Raises an error of GONE when the controller ends."""
     while True:
         request: Request | RecordRequest = pickle.loads(connection.recv_bytes())
         reply = reply_of(record) if isinstance(request, RecordRequest) else reply_to(request, target)
@@ -137,10 +140,10 @@ def write_record_of(start: Start) -> None:
 
 
 def use_device(start: Start) -> None:
-    """Set torch's settings of a thread: the number of its own threads, and the device.
+    """Set torch's settings for a thread: the number of its own threads, and the device.
 
-    Raises InvalidInput if fewer GPUs are visible than the node has ranks: two ranks on a GPU would stop at NCCL's first
-    collective.
+    Raises InvalidInput if fewer GPUs are visible than the node has ranks, because two ranks on a GPU would hang at
+    NCCL's first collective.
     """
     torch.set_num_threads(start.gang.num_threads)
     if start.gang.device == "cuda":
@@ -169,12 +172,12 @@ def join(start: Start, listener: int | None) -> object:
 
 
 def reply_to(request: Request, target: object) -> Reply:
-    """Run the request; translate an error into ours, with a reason of one line."""
+    """Run the request; translate an error into ours, with a one-line reason."""
     return reply_of(lambda: getattr(target, request.method)(*request.arguments))
 
 
 def reply_of(work: Callable[[], object]) -> Reply:
-    """Run some work; translate an error into ours, with a reason of one line."""
+    """Run some work; translate an error into ours, with a one-line reason."""
     try:
         return Reply(work())
     except Exception as error:  # noqa: BLE001  every failure of a rank is reported to the controller
@@ -182,7 +185,7 @@ def reply_of(work: Callable[[], object]) -> Reply:
 
 
 def send(connection: Connection[Reply, Request], message: Reply) -> None:
-    """Send a reply, or the reason if it does not pickle."""
+    """Send a reply, or the reason why it does not pickle."""
     try:
         data = pickle.dumps(message)
     except Exception as error:  # noqa: BLE001  pickling runs foreign code

@@ -1,4 +1,4 @@
-"""The imports of ranks, tried in a process of its own: a library that is missing shows before a model is built."""
+"""Tries the imports of ranks in a separate process, so that a missing library shows before a model is built."""
 
 from __future__ import annotations
 

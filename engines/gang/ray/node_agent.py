@@ -47,7 +47,9 @@ class NodeAgent:
         return versions()
 
     def usable_gpus(self, count: int) -> tuple[Gpu, ...] | InvalidInput:
-        """Return the GPUs of `count` ranks, or why they cannot start. Ray shows this process only the reserved GPUs."""
+        """Return the GPUs for `count` ranks, or why they cannot start. Ray shows this process only the reserved
+        GPUs.
+        """
         try:
             return usable_gpus(range(count), "GPUs of the reservation")
         except InvalidInput as error:
@@ -69,7 +71,7 @@ class NodeAgent:
         return found
 
     def adopt(self, environment: Mapping[str, str]) -> None:
-        """Add variables to the environment of this process, and so of its ranks."""
+        """Add variables to this process's environment, which its ranks inherit."""
         os.environ.update(environment)
 
     def write_marker(self, shared: SharedFolder, name: str) -> str | None:

@@ -1,7 +1,7 @@
 """A gang over several machines: Ray places an agent on each node; requests and replies go directly to the ranks.
 
-Ray only provides the places. So a call costs as much as on one machine plus the network's delay, and the loss of a node
-shows on its wires within seconds, before Ray reports it.
+Ray only provides the places. So a call costs as much as on one machine plus the network's latency, and the loss of a
+node shows on its wires within seconds, before Ray reports it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from prefect_rlhf.files.gpus import QUERY_LIMIT_SECONDS, Gpu
 from prefect_rlhf.placement.augmented.resources import RESOURCES, Resource
 
 HEAD_AWAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": "604800"}
-"""Ray ends every process without contact to the head for a minute, also the controller; with this, for a week."""
+"""Ray ends every process, including the controller, after a minute without contact to the head; with this, after a
+week."""
 PASSED_ON = ("PREFECT", "RLHF", "HF_", "NCCL_", "GLOO_", "TORCH", "VLLM_", "AWS_", "GOOGLE_")
 """Prefixes of the controller's environment variables that ranks of other nodes receive too."""
 MARKER_SECONDS = 3 * PLACE_SECONDS

@@ -1,4 +1,4 @@
-"""Places of a gang on different nodes of a Ray cluster, reserved all together, with an agent on each."""
+"""A gang's places on different nodes of a Ray cluster, reserved together, with an agent on each."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from prefect_rlhf.engines.gang.ray.wires import reach
 from prefect_rlhf.errors.errors import InvalidInput, RankLost
 
 PLACE_SECONDS = 60.0
-"""Limit of an agent's start and answers, and of the wait for nodes that the cluster lacks."""
+"""Time limit for an agent's start and answers, and for nodes that the cluster lacks."""
 HELD_SECONDS = 86400.0
-"""Limit of the wait for nodes that others hold."""
+"""How long to wait for nodes that others hold."""
 DEVICE_LABEL = "prefect-rlhf/device"
 """The label of Ray's nodes for their kind of device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The requirements on a node: `count` free CPUs or GPUs and, if `device` is set, that label."""
+    """What a node must have: `count` free CPUs or GPUs and, if `device` is set, that label."""
 
     count: int
     resource: str
@@ -44,7 +44,7 @@ class Place:
 
 
 def places_of(ranks_of_nodes: Sequence[int], device: str, node_devices: Sequence[str]) -> tuple[Place, ...]:
-    """Return the requirements on each node for its number of ranks; without `node_devices` any kind qualifies."""
+    """Return the requirements on each node, given its number of ranks; without `node_devices` any kind qualifies."""
     resource = "GPU" if device == "cuda" else "CPU"
     kinds = node_devices or ("",) * len(ranks_of_nodes)
     return tuple(Place(count, resource, kind) for count, kind in zip(ranks_of_nodes, kinds, strict=True))
@@ -100,7 +100,7 @@ class Placed:
         arguments: Callable[[int], tuple[Any, ...]] = lambda node: (),
         seconds: float | None = None,
     ) -> list[Any]:
-        """Call a method of every agent and return the answers, with `arguments` by node and a limit of `seconds`."""
+        """Call a method of every agent, with `arguments` by node and a limit of `seconds`; return the answers."""
         asked = [getattr(agent, question).remote(*arguments(node)) for node, agent in enumerate(self.agents)]
         return _answers(", ".join(self.addresses), question, asked, seconds)
 

@@ -1,4 +1,4 @@
-"""Check that all machines of a run share a folder or a path of a store: each writes a marker, and each reads all."""
+"""Checks that all machines of a run share a folder or a store's path: each writes a marker, and each reads all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIELD = "output_dir"  # it contains all files of a run
 
 @dataclass(frozen=True, slots=True)
 class SharedFolder:
-    """A folder that every machine of a run has to write to; `url` is the remote path that it mirrors, if any.
+    """A folder that every machine of a run must be able to write to; `url` is the remote path that it mirrors, if any.
 
     A marker is a file that contains its own name. If a write or a read fails, the methods return the reason, and the
     caller raises the error.
@@ -28,12 +28,12 @@ class SharedFolder:
 
     @classmethod
     def of(cls, folder: Path) -> SharedFolder:
-        """Return a folder with the remote path that it mirrors on this machine."""
+        """Return this machine's mirror of a folder with a remote path, or the folder itself."""
         return cls(folder, remote_path(folder))
 
     @property
     def shown(self) -> str:
-        """The path as its user gave it."""
+        """The path as the user gave it."""
         return self.url or str(self.folder)
 
     def write(self, name: str) -> str | None:
@@ -44,7 +44,7 @@ class SharedFolder:
         return _reason(self._write, name)
 
     def unread(self, names: Sequence[str]) -> tuple[str, str] | None:
-        """Return the first of these markers that this machine cannot read, and the reason; None if it reads all."""
+        """Return the first marker that this machine cannot read, and the reason; None if it can read all."""
         for name in names:
             if (reason := _reason(self._check, name)) is not None:
                 return name, reason

@@ -38,12 +38,14 @@ def _watch(wire: socket.socket) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first bytes on a wire: the gang's secret, which keeps strangers out, and the identity of the wire."""
+    """The first bytes on a wire: the gang's secret, which keeps strangers out, and the wire's identity."""
 
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(16))
 
     def dial(self, address: Address, number: int, kind: int) -> socket.socket:
-        """Return the wire `kind` of rank or node `number` to the controller at `address`. Raises OSError."""
+        """Connect to the controller at `address`; return the wire of this `kind` for rank or node `number`. Raises
+        OSError.
+        """
         wire = reach(address)
         wire.sendall(_HELLO.pack(self.secret, number, kind))
         return wire
@@ -51,7 +53,7 @@ class Hello:
     def answer(self, listener: socket.socket, expected: Iterable[tuple[int, int]], deadline: float) -> Wires:
         """Accept only the wires of these (number, kind). Raises TimeoutError at the (monotonic) deadline.
 
-        A silent stranger delays no wire.
+        A client that connects but sends no bytes does not delay the others.
         """
         missing, wires = set(expected), Wires()
         with closing(_introduced(listener, deadline)) as introduced:

@@ -1,6 +1,6 @@
 """Megatron's linear layers with a frozen weight in four bits, which each product dequantises.
 
-The dequantised weight exists during the product alone: a backward pass dequantises it again.
+The dequantised weight exists only during the product; a backward pass dequantises it again.
 
 Shapes: F outputs and I inputs of the layer on this rank.
 """
@@ -8,7 +8,6 @@ Shapes: F outputs and I inputs of the layer on this rank.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -16,54 +15,13 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from prefect_rlhf.engines.megatron.adapters.linear import Fusion
+from prefect_rlhf.engines.megatron.adapters.linear_layers import HeldMatrices
 from prefect_rlhf.engines.weights.nf4 import scales_of, write_numbers
 from prefect_rlhf.placement.models.four_bits import BLOCK, nested_scales
-from prefect_rlhf.placement.models.model import TransformerShape
-
-
-@dataclass(frozen=True, slots=True)
-class HeldMatrix:
-    """What a rank holds of a matrix: from the row and column `first` on; the whole matrix has `shape`."""
-
-    name: str
-    first: tuple[int, int]
-    shape: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class HeldMatrices:
-    """The matrices that a layer fuses, in the order of its rows."""
-
-    matrices: tuple[HeldMatrix, ...]
-    fusion: Fusion
-
-    @classmethod
-    def of_queries(cls, shape: TransformerShape, tp: int, index: int) -> HeldMatrices:
-        """Return queries, keys and values on the index-th of tp ranks, of which neighbours may have the same head."""
-        heads = {"q_proj": shape.num_attention_heads} | dict.fromkeys(("k_proj", "v_proj"), shape.num_kv_heads)
-        held = (
-            HeldMatrix(name, (count * index // tp * shape.head_dim, 0), (count * shape.head_dim, shape.hidden_size))
-            for name, count in heads.items()
-        )
-        return cls(tuple(held), Fusion.of_queries(shape, tp))
-
-    @classmethod
-    def of_gates(cls, shape: TransformerShape, tp: int, index: int) -> HeldMatrices:
-        """Return gate and up on the index-th of tp ranks."""
-        first, whole = (shape.intermediate_size * index // tp, 0), (shape.intermediate_size, shape.hidden_size)
-        return cls(
-            tuple(HeldMatrix(name, first, whole) for name in ("gate_proj", "up_proj")), Fusion.of_gates(shape, tp)
-        )
-
-    @classmethod
-    def of_inputs(cls, name: str, shape: tuple[int, int], tp: int, index: int) -> HeldMatrices:
-        """Return the columns of a matrix on the index-th of tp ranks."""
-        return cls((HeldMatrix(name, (0, shape[1] * index // tp), shape),), Fusion({name: shape[0]}))
 
 
 class FourBitLinear:
-    """The part of a layer that has its weight in four bits: the classes of `in_four_bits` begin with it."""
+    """The part of a layer that holds its weight in four bits, as a mixin: classes from `in_four_bits` begin with it."""
 
     weight: Tensor
 
@@ -79,7 +37,7 @@ class FourBitLinear:
         self.nested_absmax = torch.nn.ParameterDict({name: _frozen(whole, 4 * count) for name, count in scales.items()})
 
     def nested(self) -> Iterator[Tensor]:
-        """Yield the scales of scales in float32, and their mean, of each fused matrix."""
+        """Yield each fused matrix's scales of scales in float32, and their mean."""
         for matrix in self._held.matrices:
             yield self.nested_absmax[matrix.name].view(torch.float32)
 
@@ -118,12 +76,12 @@ class FourBitLinear:
 
 @cache
 def in_four_bits(layer: type) -> type:
-    """Return a class of Megatron's linear layers with its weight in four bits."""
+    """Return a subclass of Megatron's linear layer that holds its weight in four bits."""
     return type(f"FourBit{layer.__name__}", (FourBitLinear, layer), {})
 
 
 def stored_tensors(layer: Any) -> Sequence[tuple[str, Tensor]]:
-    """Return the tensors of a layer that have the rows of its weight, by the end of their names."""
+    """Return a layer's tensors that have the rows of its weight, by the end of their names."""
     scales = ((".absmax", layer.absmax),) if isinstance(layer, FourBitLinear) else ()
     return ("", layer.weight), *scales
 

@@ -1,15 +1,14 @@
 """Megatron's linear layers with a frozen weight and a low-rank adapter.
 
-A layer that fuses matrices (queries, keys and values; gate and up) has their A's on end, so that it multiplies once.
-Each B is a parameter of its own.
+A layer that fuses matrices (queries, keys and values; gate and up) concatenates their A's, so that it multiplies once.
+Each B is a separate parameter.
 
 Shapes: S tokens of a row, B rows, R rank, M adapted matrices of the layer, F outputs of the fused layer on this rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,33 +23,13 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from prefect_rlhf.engines.megatron.adapters.linear_layers import LINEAR_LAYERS, Fusion
 from prefect_rlhf.engines.megatron.layers import NormedRowParallelLinear
 from prefect_rlhf.placement.models.adapter import AdapterSpec
-from prefect_rlhf.placement.models.model import TransformerShape
-
-
-@dataclass(frozen=True, slots=True)
-class Fusion:
-    """The order of a fused layer's rows: `groups` groups, each with `rows[name]` rows of each matrix."""
-
-    rows: Mapping[str, int]
-    groups: int = 1
-
-    @classmethod
-    def of_queries(cls, shape: TransformerShape, tp: int) -> Fusion:
-        """Return the order of queries, keys and values on a rank of tp; each rank has at least a key-value head."""
-        heads = max(shape.num_kv_heads, tp)
-        queries = shape.num_attention_heads // heads * shape.head_dim
-        return cls({"q_proj": queries, "k_proj": shape.head_dim, "v_proj": shape.head_dim}, heads // tp)
-
-    @classmethod
-    def of_gates(cls, shape: TransformerShape, tp: int) -> Fusion:
-        """Return the order of gate and up on a rank of tp."""
-        return cls(dict.fromkeys(("gate_proj", "up_proj"), shape.intermediate_size // tp))
 
 
 class AdaptedColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
-    """A layer whose outputs tp splits: every rank holds each A whole, and its rows of each B."""
+    """A layer with outputs split by tp: every rank holds each A completely, and its rows of each B."""
 
     def __init__(self, *args: Any, adapter: AdapterSpec, fusion: Fusion, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -91,11 +70,11 @@ class AdaptedColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
 
 
 class AdaptedRowLinear(RowParallelLinear):  # type: ignore[misc]
-    """A layer whose inputs tp splits: every rank holds its columns of A, and B whole."""
+    """A layer with inputs split by tp: every rank holds its columns of A, and B completely."""
 
-    def __init__(self, *args: Any, adapter: AdapterSpec, matrix: str, **options: Any) -> None:
+    def __init__(self, *args: Any, adapter: AdapterSpec, fusion: Fusion, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._scale, self._matrix = adapter.scale, matrix
+        self._scale, (self._matrix,) = adapter.scale, fusion.rows
         self.lora_A = _parameter(self.weight, adapter.rank, self.weight.shape[1], split=1)
         self.lora_B = _parameter(self.weight, self.weight.shape[0], adapter.rank, split=None)
 
@@ -115,13 +94,12 @@ class AdaptedRowLinear(RowParallelLinear):  # type: ignore[misc]
 
 
 class AdaptedNormedRowLinear(NormedRowParallelLinear, AdaptedRowLinear):
-    """An adapted layer with a norm of its outputs, after the adapter has added to them."""
+    """An adapted layer followed by a norm, which is applied after the adapter's output has been added."""
 
 
 def adapted_matrices(layer: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield each adapted matrix of a transformer layer with its A and B on this rank."""
-    attention, mlp = layer.self_attention, layer.mlp
-    for module in (attention.linear_qkv, attention.linear_proj, mlp.linear_fc1, mlp.linear_fc2):
+    for module in (each.of(layer) for each in LINEAR_LAYERS):
         if isinstance(module, AdaptedColumnLinear | AdaptedRowLinear):
             yield from module.matrices()
 

@@ -1,6 +1,7 @@
-"""AdamW on CPU: a single pass over memory, in blocks that stay in a core's cache, rounding to compute weights included.
+"""AdamW on CPU: a single pass over memory, in blocks that fit a core's cache, including rounding to compute weights.
 
-Every element gets the same operations as from torch's fused AdamW and Megatron's copy afterwards, so the same bits.
+Every element gets the same operations as from torch's fused AdamW followed by Megatron's copy, so the results are equal
+bit for bit.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ BLOCK = 1 << 16  # elements: four tensors, a scaled gradient and rounded weights
 
 @torch.no_grad()
 def step(distributed: Any, clip: float) -> None:
-    """Update the main weights of a Megatron DistributedOptimizer by their gradients times `clip`; round them.
+    """Update a Megatron DistributedOptimizer's main weights by their gradients times `clip`, and round them.
 
     Other replicas' weights are not gathered. The gradients keep their values.
     """

@@ -1,7 +1,7 @@
-"""Gradient buffers whose collectives are messages: gradients summed over replicas through gloo.
+"""Gradient buffers on CPU: gradients are summed over replicas by messages through gloo, not by collectives.
 
-Torch's reduce_scatter and all_gather over gloo copy the whole buffer into fresh memory first, which takes longer than
-the sending; for a group of a single rank they do only that copy.
+Torch's reduce_scatter and all_gather over gloo first copy the whole buffer into fresh memory, which takes longer than
+sending it; for a group of a single rank they only make that copy.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class GlooGradientBuffers(DistributedDataParallel):  # type: ignore[misc]
                 parameter.main_grad.zero_()
 
     def finish_grad_sync(self, *_: Any, **__: Any) -> None:
-        """Sum gradients over replicas; each keeps its share."""
+        """Sum gradients over replicas; each replica keeps its share."""
         for parameter in self.params_with_grad:
             if take_stale(parameter.main_grad):
                 parameter.main_grad.zero_()  # no gradient in this step
@@ -51,9 +51,9 @@ class GlooGradientBuffers(DistributedDataParallel):  # type: ignore[misc]
 
 
 def sum_shares(flat: Tensor, wire: torch.dtype, group: dist.ProcessGroup) -> None:
-    """Add the other ranks' values to this rank's share of `flat` (equal consecutive parts, a part per rank).
+    """Add the other ranks' values to this rank's share of `flat` (equal consecutive parts, one per rank).
 
-    Values travel as `wire`: gradients of bfloat16 products lose no precision, others are rounded.
+    Values are sent as `wire`: gradients of bfloat16 products lose no precision, others are rounded.
     """
     for own, outgoing, target, source in _rounds(flat, group):
         parts = (torch.split(share, MESSAGE_ELEMENTS) for share in (own, outgoing))

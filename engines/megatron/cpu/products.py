@@ -1,7 +1,7 @@
 """Matrix products of bfloat16 on processors that multiply float32 faster: in float32, rounded to bfloat16 once.
 
-Operands convert exactly and sums are float32 either way, so the results are at least as accurate. An Intel Xeon without
-its matrix unit (AMX) reached 148 GFLOP/s a core in float32, 75 by AVX512-BF16 and 28 by oneDNN's emulation.
+Operands convert exactly and sums are in float32 either way, so the results are at least as accurate. An Intel Xeon
+without its matrix unit (AMX) reached 148 GFLOP/s a core in float32, 75 by AVX512-BF16 and 28 by oneDNN's emulation.
 
 Shapes: N tokens, K summed over, M columns; F outputs and H inputs of a weight.
 """
@@ -25,7 +25,7 @@ AT_ONCE = 1024  # tokens, and columns of a result
 
 @lru_cache(maxsize=1)
 def is_float32_faster() -> bool:
-    """Return whether this processor multiplies float32 faster than bfloat16. Only x86 was measured."""
+    """Whether this processor multiplies float32 faster than bfloat16. Only x86 was measured."""
     found: Mapping[str, Any] = torch.cpu.get_capabilities()
     if found["architecture"] != "x86_64" or found["amx_bf16"]:
         return False
@@ -45,7 +45,7 @@ def product(left_NK: Tensor, right_KM: Tensor) -> Tensor:
 
 
 def weight_product(above_NF: Tensor, inputs_NH: Tensor) -> Tensor:
-    """Return above.T @ inputs, the gradient of a weight [F, H]; in float32 if it was computed so."""
+    """Return above.T @ inputs, the gradient of a weight [F, H], in float32 if it was computed in float32."""
     if not _widens(above_NF, above_NF.shape[0]):
         return transposed(above_NF) @ inputs_NH
     return torch.mm(above_NF.float().t(), inputs_NH.float())
@@ -63,7 +63,7 @@ def add_weight_product(total_FH: Tensor, above_NF: Tensor, inputs_NH: Tensor) ->
 
 
 def install() -> None:
-    """Let Megatron's linear layers multiply by `product`; a no-op if bfloat16 is fast."""
+    """Make Megatron's linear layers multiply by `product`; a no-op if bfloat16 is fast."""
     if is_float32_faster():
         for name in ("linear_with_frozen_weight", "linear_with_grad_accumulation_and_async_allreduce"):
             megatrons = getattr(layers, name)

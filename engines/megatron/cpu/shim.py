@@ -1,4 +1,4 @@
-"""Replacements that let Megatron-core run without CUDA; with CUDA they are not installed.
+"""Replacements that make Megatron-core run without CUDA; they are not installed if CUDA is available.
 
 Megatron-core 0.16 writes `device="cuda"` and `torch.cuda.current_device()` as literals, and compares tensor type names
 with `torch.cuda.FloatTensor`. Each replacement below answers such code.
@@ -67,7 +67,7 @@ def install() -> None:
 
 @contextmanager
 def cuda_type_names() -> Iterator[None]:
-    """Let tensors on the CPU call their type `torch.cuda.FloatTensor`, as the optimizers expect."""
+    """Make CPU tensors report the type `torch.cuda.FloatTensor`, as the optimizers expect."""
     if torch.cuda.is_available():
         yield
         return

@@ -1,1 +1,1 @@
-"""Generation with the training engine: groups of rows, a token at a time."""
+"""Generation with the training engine: groups of rows, one token at a time."""

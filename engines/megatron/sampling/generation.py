@@ -1,8 +1,9 @@
-"""The loop of a generation on Megatron's own weights: passes through the stages, a choice per step, sent to all ranks.
+"""The loop that generates with Megatron's own weights: passes through the stages, sampling at each step, sent to all
+ranks.
 
 Groups of rows alternate, so that a pipeline's stages work on different groups at the same time. A single rank of a
-replica (last stage, tp coordinate 0) has logits over the whole vocabulary and chooses tokens. Every rank receives its
-choice, and derives the remaining rows from it.
+replica (last stage, tp coordinate 0) has logits over the whole vocabulary and samples tokens. Every rank receives them,
+and derives the remaining rows from them.
 
 Shapes: B remaining rows, N tokens of a pass, H hidden, V vocabulary, R rows of the replica, T new tokens.
 """
@@ -38,7 +39,7 @@ class _InFlight:
 
 
 class Generation:
-    """A call of generate on a rank; every rank of the replica makes the same call."""
+    """A generate call on a rank; every rank of the replica makes the same call."""
 
     def __init__(
         self, model: Transformer, vocab_size: int, groups: Groups, sampling: SamplingSettings, seeds: Sequence[int]
@@ -52,7 +53,7 @@ class Generation:
             self._uniforms_RT = uniforms(seeds, sampling.max_new_tokens).to(self._device)
 
     def run(self, groups: Sequence[RowGroup]) -> Generated:
-        """Continue all rows of all groups to their ends."""
+        """Continue all rows of all groups until they end."""
         # All ranks walk the groups in the same order, so their sends and broadcasts match without tags. While a group's
         # choice is under way, the stages compute the other groups. A group ends on all ranks in the same round, because
         # all of them receive the same choices.

@@ -1,4 +1,4 @@
-"""Rows that take every step of a generation together: their tokens and log-probabilities so far.
+"""A group of rows that take every step of a generation together: their tokens and log-probabilities so far.
 
 Shapes: R rows of the group, B remaining rows, S tokens of the longest prompt, T new tokens.
 """
@@ -20,7 +20,8 @@ from prefect_rlhf.placement.models.engine_constants import PASS_TOKENS
 class RowGroup:
     """A group of rows: `rows` are their positions in the call. Remaining row i is in slot i of the cache.
 
-    The host keeps the responses, and decides which rows remain. It waits for the device once per step, for the choice.
+    The host keeps the responses, and decides which rows remain. It waits for the device once per step, for the sampled
+    tokens.
     """
 
     def __init__(
@@ -54,7 +55,9 @@ class RowGroup:
         return len(self._going_B)
 
     def prefills(self) -> Iterator[tuple[Tensor, Prefill, Tensor]]:
-        """Yield tokens [1, N], the pass over them and the place of each prompt's last token, some rows at a time."""
+        """Yield, for several rows at a time, tokens [1, N], the pass over them and the place of each prompt's last
+        token.
+        """
         longest, device = max(len(prompt) for prompt in self._prompts), self.cache.tensor.device
         count = max(1, PASS_TOKENS // longest)
         for slot in range(0, len(self._prompts), count):
@@ -119,9 +122,10 @@ def row_groups(
     stops: StopStrings | None = None,
     at_most: Sequence[int] | None = None,
 ) -> list[RowGroup]:
-    """Make at most `num_groups` groups of equally many rows, prompts of like length together, each with a cache.
+    """Make at most `num_groups` groups of equally many rows, with prompts of similar length together, each with a
+    cache.
 
-    `at_most` are the most new tokens of each row, if they are not all `sampling.max_new_tokens`.
+    `at_most` is the limit on each row's new tokens, if it is not `sampling.max_new_tokens` for all.
     """
     if not prompts:  # a replica may have no prompts
         return []

@@ -20,7 +20,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows that go through the model together. `rows` are their positions among the replica's rows.
+    """Rows that pass through the model together. `rows` are their positions among the replica's rows.
 
     It is made on the host, which then knows every shape without waiting for the device.
     """
@@ -62,9 +62,9 @@ def mini_batch_rows(num_rows: int, mini_batches: int, sizes: Sequence[int] = ())
 def micro_batches(
     sequences: Sequences, rows: Tensor, count: int, rows_per_item: int = 1, equal_shapes: bool = False
 ) -> list[MicroBatch]:
-    """Cut `rows` into at most `count` micro-batches of whole items: about as many tokens each, of rows of like length.
+    """Cut `rows` into at most `count` micro-batches of whole items, with about equal tokens and rows of similar length.
 
-    With `equal_shapes` (pipelines) all are padded to the same number of tokens. Without rows there is no micro-batch.
+    With `equal_shapes` (for pipelines), all are padded to the same number of tokens. Without rows the result is empty.
     """
     rows_of = micro_batch_rows(sequences, rows, count, rows_per_item)
     num_tokens = max((tokens_of(sequences, rows) for rows in rows_of), default=0) if equal_shapes else None
@@ -72,7 +72,7 @@ def micro_batches(
 
 
 def micro_batch_rows(sequences: Sequences, rows: Tensor, count: int, rows_per_item: int = 1) -> list[Tensor]:
-    """Return the rows of each micro-batch; see `micro_batches`."""
+    """Return each micro-batch's rows; see `micro_batches`."""
     if not len(rows):
         return []
     groups = like_lengths(sequences.lengths_B[rows].view(-1, rows_per_item), count)
@@ -80,12 +80,12 @@ def micro_batch_rows(sequences: Sequences, rows: Tensor, count: int, rows_per_it
 
 
 def tokens_of(sequences: Sequences, rows: Tensor) -> int:
-    """Count the tokens of some rows."""
+    """Count the tokens of these rows."""
     return int(sequences.lengths_B[rows].sum())
 
 
 def micro_batch(sequences: Sequences, rows: Tensor, num_tokens: int | None = None) -> MicroBatch:
-    """Return rows as a micro-batch, filled up to `num_tokens`."""
+    """Return these rows as a micro-batch, filled up to `num_tokens` tokens."""
     prompts, lengths = sequences.prompt_lengths_B[rows], sequences.lengths_B[rows]
     longest = int(lengths.max())
     packing = Packing.of(lengths, longest, num_tokens)
@@ -94,9 +94,9 @@ def micro_batch(sequences: Sequences, rows: Tensor, num_tokens: int | None = Non
 
 
 def like_lengths(lengths: Tensor, count: int) -> list[Tensor]:
-    """Put items with `lengths` [items, rows] in tokens into at most `count` groups: the longest first.
+    """Divide items with `lengths` [items, rows], in tokens, into at most `count` groups, longest first.
 
-    An item belongs to the group whose equal part of all tokens holds the item's middle.
+    All tokens are divided equally among the groups, and an item belongs to the group that contains its middle.
 
     >>> [group.tolist() for group in like_lengths(torch.tensor([[2], [9], [3], [4]]), count=2)]
     [[1], [3, 2, 0]]

@@ -1,4 +1,4 @@
-"""Megatron's data parallelism for a model: gradients in flat buffers, summed over replicas once per mini-batch.
+"""Megatron's data parallelism: gradients in flat buffers, summed over replicas once per mini-batch.
 
 Each replica ends with the sum of its share of the gradients, updates its share of the weights, and gathers the others'.
 """
@@ -17,7 +17,7 @@ from prefect_rlhf.engines.megatron.training.key_value_copies import KeyValueCopi
 
 
 def with_gradient_buffers(model: Transformer, groups: Groups, copies: KeyValueCopies | None) -> DistributedDataParallel:
-    """Wrap a model so that its gradients gather in float32 buffers."""
+    """Wrap a model so that gradients are collected in float32 buffers."""
     buffers = DistributedDataParallel if torch.cuda.is_available() else GlooGradientBuffers
     config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
     model.config.finalize_model_grads_func = partial(sum_gradients, copies=copies)
@@ -25,9 +25,9 @@ def with_gradient_buffers(model: Transformer, groups: Groups, copies: KeyValueCo
 
 
 def sum_gradients(model: list[Any], _: Tensor | None = None, *, copies: KeyValueCopies | None, **options: Any) -> None:
-    """Add gradients up over copies of key-value heads and over replicas, as the end of Megatron's schedule.
+    """Sum gradients over copies of key-value heads and over replicas, at the end of Megatron's schedule.
 
-    Megatron would divide by a whole number of tokens here; each micro-batch's part of the loss is divided already.
+    Megatron would divide by a whole number of tokens here, but each micro-batch's part of the loss is divided already.
     """
     if copies is not None:
         copies.sum_gradients()

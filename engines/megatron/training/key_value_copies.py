@@ -1,7 +1,7 @@
-"""Copies of key-value heads, if there are more tensor-parallel ranks: gradients add up, and count once in the norm.
+"""Copies of key-value heads on further tensor-parallel ranks: their gradients add up, and count once in the norm.
 
-Such a rank has the keys and values of a single head, below its own queries in the fused weight and in its bias; an
-adapter has a B for each. The copies begin equal and take the same steps.
+Such a rank has a single head's keys and values, below its own queries in the fused weight and in its bias; an adapter
+has a B for each. The copies begin equal and take the same steps.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from prefect_rlhf.placement.models.model import TransformerShape
 
 @dataclass(frozen=True, slots=True)
 class KeyValueCopies:
-    """The trained tensors of this rank's layers that have keys and values in their last rows, each with the number of
-    these rows, and the ranks with copies of its key-value head."""
+    """The trained tensors of this rank's layers with keys and values in their last rows, each with the number of these
+    rows, and the ranks that have copies of its key-value head.
+    """
 
     group: dist.ProcessGroup
     copied: tuple[tuple[Any, int], ...]
 
     @classmethod
     def of(cls, model: Transformer, shape: TransformerShape, groups: Groups) -> KeyValueCopies | None:
-        """Return None if no other rank has this rank's heads. Every rank of the mesh must call it."""
+        """Return the copies; None if no other rank has this rank's heads. Every rank of the mesh must call it."""
         count = groups.strategy.tp // shape.num_kv_heads
         if count < 2:
             return None
@@ -43,7 +44,7 @@ class KeyValueCopies:
         return cls(group_of_tp_ranks(groups, first, first + count), copied)
 
     def sum_gradients(self) -> None:
-        """Let every copy have the sum of all copies' gradients."""
+        """Give every copy the sum of all copies' gradients."""
         # Each rank's queries attend to its copy, so each copy has only a part of the head's gradient. The sum over
         # copies is the head's gradient, and equal sums keep the copies equal after the optimizer step. All layers
         # travel in a single message, because a message's latency outweighs its few bytes.
@@ -56,7 +57,7 @@ class KeyValueCopies:
             part.copy_(summed)
 
     def count_once(self, optimizer: Any) -> None:
-        """Let a Megatron DistributedOptimizer leave all copies but the first's out of the gradient's norm."""
+        """Make a Megatron DistributedOptimizer count only the first copy in the gradient's norm."""
         if self.group.rank() > 0:
             counted = partial(self._counted, optimizer, optimizer.get_main_grads_for_grad_norm)
             optimizer.get_main_grads_for_grad_norm = counted

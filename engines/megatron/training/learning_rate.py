@@ -1,4 +1,6 @@
-"""The learning rate of an optimizer step depends only on the step's number, so a resumed run has the same rates."""
+"""The learning rate of an optimizer step, which depends only on the step's number, so a resumed run has the same
+rates.
+"""
 
 import math
 
@@ -6,7 +8,7 @@ from prefect_rlhf.placement.models.model import OptimizerSpec
 
 
 def rate_share(spec: OptimizerSpec, step: int) -> float:
-    """Return the `step`-th optimizer step's share of the highest rate; steps count from 1.
+    """Return the rate of the `step`-th optimizer step as a share of the highest rate; steps count from 1.
 
     It rises linearly to 1 at step `warmup_steps`, stays there for another step, and falls so that it would reach its
     lowest value a step after `decay_steps`. It follows transformers' schedules, except that no step has a rate of 0.

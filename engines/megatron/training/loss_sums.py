@@ -1,6 +1,6 @@
-"""The losses of a train_step on a replica's rows: micro-batches of each optimizer step, their sums, and the means.
+"""A train_step's losses on a replica's rows: micro-batches of each optimizer step, their sums, and the means.
 
-Weights are summed over replicas before anything runs, so that each micro-batch adds its part of the gradient of the
+Weights are summed over replicas before any pass runs, so that each micro-batch adds its part of the gradient of the
 weighted sum of means. Shapes: B rows of the replica, b rows of a micro-batch.
 """
 
@@ -28,7 +28,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True)
 class TermRows:
-    """A loss with its columns of the replica's rows; `parts` is None if no loss is computed, and without rows."""
+    """A loss with its columns for the replica's rows; `parts` is None if no loss is computed, and without rows."""
 
     number: int  # among the step's terms
     term: LossTerm
@@ -42,7 +42,7 @@ class TermRows:
         return self.parts.of(rows).weights()
 
     def sums(self, outputs: Sequence[Tensor], rows: Tensor) -> tuple[int, dict[SumKey, Tensor]]:
-        """Return the unit of the loss's values, and the sums of loss and metrics over the rows of a micro-batch."""
+        """Return the unit of the loss's values, and the sums of loss and metrics over a micro-batch's rows."""
         assert self.parts is not None  # the last stage has the columns of all its rows
         found = self.term.loss(*outputs, {key: column[rows] for key, column in self.columns.items()})
         parts = self.parts.of(rows)
@@ -56,9 +56,9 @@ class TermRows:
 
 @dataclass(frozen=True, slots=True)
 class PassRows:
-    """A replica's rows of a row set, and the losses that a single forward pass over them serves.
+    """A replica's rows of a row set, and the losses computed from a single forward pass over them.
 
-    The columns of losses are on the device. Rows of tokens are on the host, which cuts them into micro-batches.
+    The losses' columns are on the device. Token rows are on the host, which cuts them into micro-batches.
     """
 
     rows: TrainingRows
@@ -67,11 +67,11 @@ class PassRows:
 
     @property
     def wanted(self) -> tuple[Wanted, ...]:
-        """The different outputs that its losses ask for."""
+        """The distinct outputs that its losses need."""
         return tuple(dict.fromkeys(wanted for term in self.terms for wanted in wanted_by(term.term)))
 
     def span(self, mini_batch: int) -> slice:
-        """Return the positions of a mini-batch."""
+        """Return the positions of a mini-batch's rows."""
         rows = self.mini_batches[mini_batch]
         return slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0, 0)
 
@@ -97,12 +97,12 @@ class PassRows:
 
 
 def wanted_by(term: LossTerm) -> tuple[Wanted, ...]:
-    """Return the outputs of a loss in their order; only outputs of the vocabulary have a temperature."""
+    """Return a loss's outputs in order; only outputs of the vocabulary have a temperature."""
     return tuple((output, term.temperature if head_of(output) == "lm" else 1.0) for output in term.outputs)
 
 
 def pass_rows(rows: Sequence[TrainingRows], settings: TrainSettings, device: torch.device) -> list[PassRows]:
-    """Copy the columns of losses to the device, and divide rows into mini-batches."""
+    """Copy the losses' columns to the device, and divide rows into mini-batches."""
     passes, number = [], 0
     for one in rows:
         terms = []
@@ -142,7 +142,7 @@ def sum_over_replicas(
 def known_keys(
     stored: Sequence[Mapping[SumKey, Tensor]], some_without_rows: bool, replicas: dist.ProcessGroup
 ) -> list[SumKey]:
-    """Return the keys of all replicas' sums; a replica without rows receives them from the others. Collective."""
+    """Return the keys of all replicas' sums; a replica without rows gets them from the others. Collective."""
     own = sorted({key for of in stored for key in of})
     if not some_without_rows:
         return own
@@ -154,7 +154,7 @@ def known_keys(
 def means(
     steps: Iterable[tuple[Sums, Sequence[Sequence[float]]]], terms: Sequence[LossTerm], say: Callable[[str], str] = str
 ) -> dict[str, float]:
-    """Divide the sums of some optimizer steps by the sums of their weights, [terms, 3] of each.
+    """Divide the sums of several optimizer steps by the sums of their weights, [terms, 3] each.
 
     >>> term = LossTerm(abs, ("logprobs",))
     >>> means([({(0, 0, "loss"): 2.0}, [[1.0, 1, 1]]), ({(0, 0, "loss"): 6.0}, [[3.0, 1, 1]])], [term])

@@ -1,4 +1,4 @@
-"""Megatron's optimizer for a model: sharded over data-parallel replicas, float32 main weights, a step at a time."""
+"""Megatron's optimizer: sharded over data-parallel replicas, with float32 main weights, one step at a time."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ from prefect_rlhf.placement.models.model import OptimizerSpec
 
 
 class MainOptimizer:
-    """AdamW on this rank's share of the main weights, with a schedule of its rate and clipping to a global norm."""
+    """AdamW on this rank's share of the main weights, with a learning rate schedule and clipping to a global norm."""
 
     def __init__(
         self, model: DistributedDataParallel, spec: OptimizerSpec, groups: Groups, copies: KeyValueCopies | None = None
@@ -52,9 +52,9 @@ class MainOptimizer:
             group["fused"] = True  # a single pass over memory instead of about ten
 
     def step(self) -> float:
-        """Clip the gradient, update; return its norm before clipping, which is 0 only if every element is 0.
+        """Clip the gradient and update; return its norm before clipping, which is 0 only if every element is 0.
 
-        Raises NotFinite, on every rank, when the gradient is not finite; the weights are then still those before.
+        Raises NotFinite, on every rank, if the gradient is not finite; the weights are then unchanged.
         """
         self._set_rates()
         with cpu_shim.cuda_type_names():
@@ -80,18 +80,18 @@ class MainOptimizer:
         self._chain.step_with_ready_grads()
 
     def reload_main_weights(self) -> None:
-        """Take the main weights from the compute weights, after these were written from outside."""
+        """Copy the compute weights to the main weights, after they were written from outside."""
         with cpu_shim.cuda_type_names():
             self._chain.reload_model_params()
 
     @property
     def num_updates(self) -> int:
-        """Steps so far."""
+        """How many steps were taken so far."""
         return self._steps
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the latest step; the rate of a scalar head may differ."""
+        """The learning rate of the latest step; a scalar head's may differ."""
         return self._spec.lr * rate_share(self._spec, self._steps)
 
     def state_parts(self, shards: Mapping[str, Shard]) -> Iterator[StatePart]:
@@ -100,7 +100,7 @@ class MainOptimizer:
             yield from state_parts(part, shards)
 
     def begin_after(self, num_updates: int) -> None:
-        """See TrainingEngine.begin_after. The moments are as AdamW makes them at its first step."""
+        """See TrainingEngine.begin_after. The moments are as AdamW creates them at its first step."""
         self._steps = num_updates
         for part in self._chain.chained_optimizers if num_updates else ():
             for main in (main for group in part.optimizer.param_groups for main in group["params"]):
@@ -108,7 +108,9 @@ class MainOptimizer:
                 part.optimizer.state[main] = state | {"step": torch.tensor(float(num_updates), device=main.device)}
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield main weights and moments (made at the first step, perhaps while a thread counts bytes: hence lists)."""
+        """Yield main weights and moments. They may be created (at the first step) while a thread counts bytes, hence
+        lists.
+        """
         for part in self._chain.chained_optimizers:
             for group in part.optimizer.param_groups:
                 yield from group["params"]

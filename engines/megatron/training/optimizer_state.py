@@ -1,4 +1,4 @@
-"""The sharded optimizer's tensors under Hugging Face names: the region of a parameter that each piece is.
+"""The sharded optimizer's tensors under Hugging Face names, each with its region of a parameter.
 
 Megatron lays all parameters out in flat buffers and gives each data-parallel rank a range of each buffer. The range may
 begin or end inside a parameter.

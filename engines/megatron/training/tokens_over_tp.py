@@ -1,8 +1,8 @@
-"""Sequence parallelism: outside of attention and the feed-forward products, each tensor-parallel rank has its tokens.
+"""Sequence parallelism: outside of attention and the feed-forward products, tensor-parallel ranks divide the tokens.
 
 Norms, residuals and the saved inputs between products are divided by tp. A gather of all tokens before a product and a
-reduce-scatter after the next take the place of an all-reduce (Korthikanti et al. 2022, section 4). Megatron's layers
-decide it when they are built; here a train_step turns it on for its time, since other calls use the same layers.
+reduce-scatter after the next replace an all-reduce (Korthikanti et al. 2022, section 4). Megatron's layers decide it
+when they are built; here a train_step turns it on only while it runs, because other calls use the same layers.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from prefect_rlhf.engines.megatron.model import Transformer
 
 @contextmanager
 def tokens_over_tp(model: Transformer, is_on: bool) -> Iterator[None]:
-    """Let the model's layers divide tokens, if `is_on`; the number of tokens must divide by tp."""
+    """Make the model's layers divide tokens, if `is_on`; the number of tokens must be a multiple of tp."""
     if not is_on:
         yield
         return

@@ -1,4 +1,4 @@
-"""The token embedding, its vocabulary split over tensor-parallel ranks.
+"""The token embedding, with its vocabulary split over tensor-parallel ranks.
 
 Shapes: B rows of S tokens, N = S * B, H hidden, V vocabulary rows of this rank.
 """
@@ -14,7 +14,7 @@ from prefect_rlhf.engines.megatron.gradients import GradientSink
 
 
 def embed(tokens_BS: Tensor, weight_VH: Tensor, tp: dist.ProcessGroup) -> Tensor:
-    """Look up rows of the weight as [S, B, H]. A rank adds zeros for the tokens that other ranks hold."""
+    """Look up rows of the weight as [S, B, H]. A rank adds zeros for tokens of other ranks."""
     local_SB = tokens_BS.t().contiguous() - tp.rank() * weight_VH.shape[0]
     apply: Callable[..., Tensor] = _Embed.apply
     return apply(local_SB.flatten(), weight_VH, tp).view(*local_SB.shape, -1)

@@ -21,8 +21,8 @@ def token_entropy(
 ) -> Tensor:
     """Compute the entropy [N] (float32, nats) of softmax(hidden @ weight.T / temperature).
 
-    The vocabulary is split over `tp`; of this rank's rows the first `num_rows` are tokens. Logits are made for a slice
-    of the vocabulary at a time, as `token_logprobs` makes them.
+    The vocabulary is split over `tp`; of this rank's rows the first `num_rows` are tokens. As in `token_logprobs`,
+    logits are computed for a slice of the vocabulary at a time.
     """
     apply: Callable[..., Tensor] = _TokenEntropy.apply
     return apply(hidden_NH, weight_VH, 1 / temperature, tp, num_rows)

@@ -1,4 +1,4 @@
-"""From the last hidden states to a number per token or row, without keeping logits.
+"""Turns the last hidden states into a number per token or row, without keeping logits.
 
 Shapes: N tokens picked from a micro-batch, H hidden, V the vocabulary rows held by this tensor-parallel rank (padding
 included), C vocabulary rows worked on at a time.
@@ -27,7 +27,7 @@ def token_logprobs(
     """Compute the log-probability [N] (float32) of each target under softmax(hidden @ weight.T / temperature).
 
     The vocabulary is split over `tp`; of this rank's rows the first `num_rows` (all, unless given) are tokens, and the
-    rest have no part in the softmax. Logits are made for a slice of the vocabulary at a time, and made again in the
+    rest have no part in the softmax. Logits are computed for a slice of the vocabulary at a time, and again in the
     backward pass, so that at most LOGITS_AT_ONCE_CPU or LOGITS_AT_ONCE_CUDA of them exist.
     """
     apply: Callable[..., Tensor] = _TokenLogprobs.apply
@@ -92,7 +92,7 @@ def _weight_gradients(ctx: Any, mixed_NH: Tensor, above_NH: Tensor) -> Iterator[
 
 
 def logits_of(hidden_NH: Tensor, slice_CH: Tensor, scale: float) -> Tensor:
-    """Compute logits [N, C] in float32, in memory of their own."""
+    """Compute logits [N, C] in float32, in separate memory."""
     logits_NC = product(hidden_NH, slice_CH.t()).float()
     return logits_NC if scale == 1 else logits_NC.mul_(scale)
 
@@ -124,7 +124,7 @@ def _combine(logsumexp_N: Tensor, picked_N: Tensor, tp: dist.ProcessGroup) -> Te
 
 
 def slices(hidden_NH: Tensor, weight_VH: Tensor) -> list[tuple[int, int]]:
-    """Cut the vocabulary into slices whose logits are few enough for all N tokens at once."""
+    """Cut the vocabulary into slices small enough to compute the logits of all N tokens at once."""
     limit = LOGITS_AT_ONCE_CUDA if hidden_NH.is_cuda else LOGITS_AT_ONCE_CPU
     width = max(128, limit // max(1, hidden_NH.shape[0]) // 128 * 128)
     size = weight_VH.shape[0]

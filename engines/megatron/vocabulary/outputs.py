@@ -1,4 +1,4 @@
-"""How each output of a forward pass is made from the last hidden states.
+"""How each output of a forward pass is computed from the last hidden states.
 
 Shapes: N tokens of a micro-batch, H hidden, V rows of the head's weight that this tensor-parallel rank holds.
 """
@@ -19,9 +19,9 @@ from prefect_rlhf.engines.megatron.vocabulary.head import token_logprobs, token_
 class HeadInput:
     """The input of a head, with gradients.
 
-    `hidden_NH` are the states before the tokens `targets_N`; for an output of rows they are the states of the last
-    tokens, and `targets_N` is empty. The first `num_rows` rows of `weight_VH` are tokens (of a scalar head: the only
-    row); a head of the vocabulary is split over `tp`. Logits are divided by `temperature`.
+    `hidden_NH` are the states before the tokens `targets_N`; for an output with a value per row they are the last
+    tokens' states, and `targets_N` is empty. The first `num_rows` rows of `weight_VH` are tokens (of a scalar head: the
+    only row); a head of the vocabulary is split over `tp`. Logits are divided by `temperature`.
     """
 
     hidden_NH: Tensor
@@ -37,7 +37,7 @@ OutputFunction = Callable[[HeadInput], Tensor]
 
 @cache
 def function_of(place: str) -> OutputFunction:
-    """Import the function of an output from its place, `module:function`."""
+    """Import an output's function from its place, `module:function`."""
     module, _, name = place.partition(":")
     found: OutputFunction = getattr(import_module(module), name)
     return found

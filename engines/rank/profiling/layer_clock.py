@@ -1,4 +1,4 @@
-"""A clock of the passes inside a model's layers, by hooks around a real engine's calls."""
+"""A clock for the passes through a model's layers, by hooks around a real engine's calls."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,20 +11,20 @@ from torch import Tensor
 
 
 def now() -> float:
-    """Return seconds, after the device has finished its queued work."""
+    """Return the time in seconds, after the device has finished its queued work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def worked() -> float:
-    """Return the processor seconds of each of this process's threads, which exclude other programs; on a GPU, `now`."""
+    """Return each thread's processor seconds, which exclude other programs; on a GPU, `now`."""
     return now() if torch.cuda.is_available() else time.process_time() / torch.get_num_threads()
 
 
 @dataclass(slots=True)
 class LayerClock:
-    """Times of passes: `forwards` and `backwards` are (start, end) of each through all layers, by `clock`."""
+    """Times of passes: `forwards` and `backwards` are (start, end) of each pass through all layers, by `clock`."""
 
     clock: Callable[[], float]
     forwards: list[tuple[float, float]] = field(default_factory=list)
@@ -32,14 +32,14 @@ class LayerClock:
     _entered: float = 0.0
 
     def enter(self, _: Any, positional: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """Stamp the pass before the first layer."""
+        """Record when a pass enters the first layer."""
         for hidden in _tensors([*positional, *named.values()]):
             if hidden.requires_grad:  # its gradient is the last thing that a backward through the layers makes
                 hidden.register_hook(self._leave_backward)  # type: ignore[no-untyped-call]  # torch's
         self._entered = self.clock()
 
     def leave(self, _: Any, __: Any, output: Any) -> None:
-        """Stamp the pass after the last layer."""
+        """Record when a pass leaves the last layer."""
         self.forwards.append((self._entered, self.clock()))
         for hidden in _tensors(output if isinstance(output, tuple) else [output]):
             if hidden.requires_grad:
@@ -54,7 +54,7 @@ class LayerClock:
 
 @contextmanager
 def clocked(layers: Sequence[torch.nn.Module], clock_seconds: Callable[[], float] = now) -> Iterator[LayerClock]:
-    """Stamp all passes through `layers` with the times of `clock_seconds` while the body runs."""
+    """Record all passes through `layers` by the clock `clock_seconds` while the body runs."""
     clock = LayerClock(clock_seconds)
     hooks = (
         layers[0].register_forward_pre_hook(clock.enter, with_kwargs=True),
@@ -69,7 +69,9 @@ def clocked(layers: Sequence[torch.nn.Module], clock_seconds: Callable[[], float
 
 @contextmanager
 def clocked_method(owner: Any, name: str, clock_seconds: Callable[[], float] = now) -> Iterator[LayerClock]:
-    """Stamp all calls of a method that runs all layers while the body runs: replayed CUDA graphs call no layer."""
+    """Record all calls of a method that runs all layers while the body runs, because replayed CUDA graphs call no
+    layer.
+    """
     clock, method = LayerClock(clock_seconds), getattr(owner, name)
 
     def stamped(*positional: Any, **named: Any) -> Any:

@@ -1,6 +1,6 @@
 """A rank that times its engines: passes through layers, the rest of a call, weight moves, messages.
 
-Ranks of a gang time the same work at the same moment, as a call's ranks work: they share memory and links.
+A gang's ranks time the same work at the same moment, just as a call's ranks work, because they share memory and links.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ STEPS = 6  # of decoding; the first is the prefill's
 class PassSeconds:
     """An engine call's time in seconds: until its first layer, in the layers, and after them.
 
-    `ends` follows a forward: the head; in a generation, the choice of tokens and everything until the next pass. A
-    generation has `decode`, of a single step, and a train_step `backward`, both in the layers; `after` is until the
-    call returns, `call` is the whole of it, and `together` lasts until the last rank's has returned.
+    `ends` is the time after a forward: the head or, in a generation, sampling and everything until the next pass. A
+    generation has `decode`, for a single step, and a train_step `backward`, both in the layers. `after` is the time
+    until the call returns, `call` the whole call, and `together` lasts until the last rank's call has returned.
     """
 
     before: float
@@ -67,7 +67,7 @@ class PassSeconds:
 
 @dataclass(frozen=True, slots=True)
 class WorkSeconds:
-    """The fastest run of some work on a device, in seconds, and the share of time its cores spent on other programs.
+    """The fastest run of some work on a device, in seconds, and the share of its cores' time spent on other programs.
 
     The share, from 0 to 1, is 0 on a GPU.
     """
@@ -91,7 +91,7 @@ class ProfilingRank:
         self._groups: dict[int, dist.ProcessGroup] = {}
 
     def write_model(self, model: ModelSpec) -> None:
-        """Write the folder that `model` names, with random weights; a single rank does it for all."""
+        """Write the folder named by `model`, with random weights; a single rank does it for all."""
         generator = torch.Generator().manual_seed(self.rank)
         tensors = (
             (p.name, torch.randn(p.shape, generator=generator).mul_(WEIGHT_DEVIATION)) for p in parameters(model)
@@ -107,7 +107,7 @@ class ProfilingRank:
         return self._work.build(command)
 
     def infer(self, instance: ModelInstance, rows: int, length: int, repeats: int, busy: int) -> PassSeconds:
-        """Time log-probabilities of rows whose second half is the response."""
+        """Time log-probabilities of rows in which the second half is the response."""
         engine = cast(TrainingEngine, self._engines[instance])
         return self._timed(instance, lambda: engine.infer(_sequences(rows, length), "logprobs", 1, 1.0), repeats, busy)
 
@@ -116,7 +116,7 @@ class ProfilingRank:
         return self._train(instance, rows, length, repeats, busy, now)
 
     def train_worked(self, instance: ModelInstance, rows: int, length: int, repeats: int, busy: int) -> PassSeconds:
-        """Time the same in processor time: a step on a single rank never waits."""
+        """Time the same in processor time, because a step on a single rank never waits."""
         return self._train(instance, rows, length, repeats, busy, worked)
 
     def _train(
@@ -158,7 +158,7 @@ class ProfilingRank:
         return max(0.0, generate_once() - packed)
 
     def reallocate(self, command: MoveWeightsCommand) -> RankReport:
-        """Move weights as a run does; alone of these methods it may be called on some ranks only."""
+        """Move weights as a run does. Unlike the other methods, it may be called on only some ranks."""
         return self._work.reallocate(command)
 
     def offload(self, instance: ModelInstance) -> RankReport:
@@ -172,13 +172,13 @@ class ProfilingRank:
         return self._work.reload(instance)
 
     def send(self, num_bytes: int, repeats: int) -> float:
-        """Measure seconds to send `num_bytes` to the next rank while receiving as many from the previous rank."""
+        """Measure the seconds to send `num_bytes` to the next rank while receiving as many from the previous rank."""
         outgoing, incoming = _bytes(num_bytes), _bytes(num_bytes)
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         return self._least(lambda: send_receive({after: [outgoing]}, {before: [incoming]}), repeats)
 
     def send_one_way(self, num_bytes: int, repeats: int) -> float:
-        """Measure seconds to send `num_bytes` from each even rank to the next rank."""
+        """Measure the seconds to send `num_bytes` from each even rank to the next rank."""
         message = [_bytes(num_bytes)]
         other = self.rank + 1 if self.rank % 2 == 0 else self.rank - 1
         pairs = {other: message} if other < self.size else {}
@@ -186,7 +186,9 @@ class ProfilingRank:
         return self._least(lambda: send_receive(sent, received), repeats)
 
     def multiply(self, tokens: int, columns: int, dtype: Dtype, repeats: int) -> WorkSeconds:
-        """Measure a matrix product [tokens, columns] x [columns, columns]; successive products use other weights."""
+        """Measure a matrix product [tokens, columns] x [columns, columns]; successive products use different
+        weights.
+        """
         from prefect_rlhf.engines.megatron.cpu.products import product
 
         options: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": _device()}
@@ -206,14 +208,14 @@ class ProfilingRank:
         return self._work_seconds(lambda: target.copy_(source), repeats)
 
     def all_reduce(self, num_bytes: int, size: int, repeats: int) -> float:
-        """Measure seconds to add up `num_bytes` of bfloat16 over each `size` consecutive ranks."""
+        """Measure the seconds to add up `num_bytes` of bfloat16 over each `size` consecutive ranks."""
         group, values = self._group(size), torch.zeros(num_bytes // 2, dtype=torch.bfloat16, device=_device())
         return self._least(lambda: dist.all_reduce(values, group=group), repeats)
 
     def share(self, num_elements: int, size: int, repeats: int) -> float:
-        """Measure seconds to sum float32 gradients over `size` replicas by shares, and to gather bfloat16 weights.
+        """Measure the seconds to sum float32 gradients over `size` replicas by shares, and to gather bfloat16 weights.
 
-        On a GPU by the collectives of Megatron's buffers; on CPU by the messages that replace them.
+        On a GPU it uses the collectives of Megatron's buffers, on CPU the messages that replace them.
         """
         from prefect_rlhf.engines.megatron.cpu.gradient_buffers import gather_shares, sum_shares
 
@@ -320,7 +322,7 @@ class ProfilingRank:
 
 
 def logprobs_alone(logprobs_BT: Tensor, batch: Mapping[str, Tensor]) -> LossValues:
-    """A loss without cost."""
+    """A loss that costs almost no time."""
     return LossValues(logprobs_BT)
 
 

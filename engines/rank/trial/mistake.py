@@ -1,4 +1,4 @@
-"""The errors of a user's function that are mistakes in its code, for every possible row."""
+"""Detects errors of a user's function that are mistakes in its code, for any rows."""
 
 from prefect_rlhf.errors.errors import RankFailed
 
@@ -13,8 +13,8 @@ class Mistake(RankFailed):
 def is_mistake(error: Exception) -> bool:
     """Whether an error does not depend on values.
 
-    It may depend on them if the reason is None (a pattern that was not found in a made-up response), or if a name is
-    bound in some branches only.
+    It may depend on them if the error is about None (a pattern that was not found in a made-up response), or if a name
+    is bound only in some branches.
 
     >>> is_mistake(TypeError("f() takes 1 positional argument but 2 were given")), is_mistake(KeyError("b"))
     (True, False)

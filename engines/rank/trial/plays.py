@@ -1,4 +1,4 @@
-"""Plays of the same rows, twice, against a made-up model that says the same both times; and their first difference."""
+"""Plays the same rows twice against a made-up model that says the same both times, and finds the first difference."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Trial:
     def remarks(self) -> list[str]:
         """Play the rows twice; return a line if a play fails or differs from itself. At most 4 turns are played.
 
-        Raises InvalidInput for a function that is no play.
+        Raises InvalidInput for a function that is not a play.
         """
         turns = min(self.settings.max_turns, TURNS)
         settings = replace(self.settings, most_failed=1.0, retries=0, workers=1, max_turns=turns)
@@ -60,7 +60,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """Rows that were played, and the plays that failed."""
+    """Rows after they were played, and the plays that failed."""
 
     rows: Conversed
     failures: tuple[Failed, ...]

@@ -1,4 +1,4 @@
-"""A rank that makes up the models' results, and runs the computations and losses of a graph on them.
+"""A rank that makes up the models' results, and runs a graph's computations and losses on them.
 
 Prompts and pairs are the dataset's own first rows. A response repeats tokens of its prompt, so that every token exists
 in the tokenizer. Values are arbitrary but possible: log-probabilities are negative, scores and lengths differ.
@@ -36,7 +36,7 @@ class Loadable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TriedFunction:
-    """A user's function; an error of it that no values can avoid becomes a Mistake."""
+    """A user's function; an error that no values can avoid becomes a Mistake."""
 
     function: Callable[..., Any]
 
@@ -82,14 +82,14 @@ class TrialRank(Rank):
         return self._report(began, command=command)
 
     def inference(self, command: CallCommand) -> RankReport:
-        """Keep made-up values of the call's rows."""
+        """Keep made-up values for the call's rows."""
         began, sequences = time.perf_counter(), self._inputs(command).sequences(command.doing)
         lengths = (sequences.lengths_B - sequences.prompt_lengths_B).tolist()
         self._keep(command, command.output, made_up(command.output, lengths))
         return self._report(began, command=command)
 
     def score(self, command: CallCommand) -> RankReport:
-        """Keep made-up scores for the call's rows, in place of scores from a user's functions."""
+        """Keep made-up scores for the call's rows instead of calling a user's functions."""
         began = time.perf_counter()
         for key in command.call.outputs:
             self._keep(command, key, made_up("scores", [0] * len(command.rows)))
@@ -123,7 +123,9 @@ class TrialRank(Rank):
 
 
 def made_up_play(lengths: Sequence[int]) -> dict[str, list[Tensor]]:
-    """Return the further columns of plays with responses of these lengths: a turn each, of which all tokens are own."""
+    """Return the other columns of plays with responses of these lengths: one turn each, with only the model's own
+    tokens.
+    """
     scores = made_up("scores", lengths)
     return {
         "mask": [torch.ones(length, dtype=torch.uint8) for length in lengths],
@@ -135,7 +137,7 @@ def made_up_play(lengths: Sequence[int]) -> dict[str, list[Tensor]]:
 
 
 def has_gradient(total: Tensor, outputs: Sequence[Tensor]) -> bool:
-    """Whether a loss depends on some output of the model, even if the gradient is 0.
+    """Whether a loss depends on an output of the model, even if the gradient is 0.
 
     >>> logprobs = torch.tensor([-1.0], requires_grad=True)
     >>> has_gradient((0 * logprobs).sum(), [logprobs]), has_gradient(logprobs.detach().sum(), [logprobs])
@@ -147,7 +149,7 @@ def has_gradient(total: Tensor, outputs: Sequence[Tensor]) -> bool:
 
 
 def made_up(output: str, lengths: Sequence[int]) -> list[Tensor]:
-    """Return a model's possible results for rows of these response lengths: numbers for each row, or for each token.
+    """Return possible results of a model for rows with these response lengths: numbers for each row, or for each token.
 
     >>> [values.tolist() for values in made_up("logprobs", [2, 1])]
     [[-0.5, -0.75], [-0.625]]

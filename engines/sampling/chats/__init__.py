@@ -1,1 +1,1 @@
-"""Chats as tokens: the chat template, the end of an answer, and texts of others, which never become control tokens."""
+"""Chats as tokens: the chat template, the end of an answer, and foreign texts, which never become control tokens."""

@@ -1,4 +1,6 @@
-"""The end of an answer: the token that the chat template writes after it, for data, generation and exports alike."""
+"""The end of an answer: the token that the chat template writes after it, used by data, generation and exports
+alike.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 class AnswerEnd:
     """The token that ends an answer, and its source.
 
-    `closing` is the text that a chat template writes from the words of an answer to that token; empty if it writes no
-    such token. `written` is the end in a chat as the template writes it: another token than `token` if a setting
-    overrides it, and None without such a token.
+    `closing` is the text that a chat template writes between the end of an answer's words and this token; empty if it
+    writes no such token. `written` is the end that the template writes: another token than `token` if a setting
+    overrides it, and None if it writes no end.
     """
 
     token: int | None  # None: the tokenizer has no end
@@ -71,7 +73,7 @@ def check_eos_token(tokenizer: Any, eos_token: str | None, field: str) -> None:
 def end_tokens(path: str, eos_token: str | None = None, template: str | None = None) -> tuple[int, ...]:
     """Return the tokens that end a response of the model in a folder; the first ends an answer in its data too.
 
-    A `template`, the text of a chat template, stands in the place of the folder's.
+    `template`, the text of a chat template, replaces the folder's.
 
     Then follow the end-of-sequence tokens of generation_config.json, or else of config.json, and the tokenizer's, which
     ends a text without a template. Returns no tokens if no file names a token. Raises InvalidInput for a file that is

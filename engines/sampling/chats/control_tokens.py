@@ -1,14 +1,14 @@
-"""Control tokens, and texts of others that only spell them: such a text becomes the tokens of its characters.
+"""Control tokens, and foreign texts that only spell them: such a text becomes the tokens of its characters.
 
-The control tokens of a tokenizer are its special tokens (bos, eos and so on, and every added token marked special) and
-the tokens that the chat template writes around messages. Other added tokens, such as Qwen 3's `<think>` and
-`<tool_call>`, are words. The words of a message never become control tokens. In a message of the assistant, special
-tokens that the template names and does not write around messages are words too, such as Llama 3.1's `<|python_tag|>`:
-the model itself says them.
+A tokenizer's control tokens are its special tokens (bos, eos and so on, and every added token marked special) and the
+tokens that the chat template writes around messages. Other added tokens, such as Qwen 3's `<think>` and `<tool_call>`,
+are words. The words of a message never become control tokens. In a message of the assistant, special tokens that the
+template names and does not write around messages are words too, such as Llama 3.1's `<|python_tag|>`, because the model
+itself says them.
 
-A message that spells a control token is rendered with a mark behind the token's first character, so that the template's
-own tokens can be told from spelled tokens. Then the template's get other names, the marks are taken out, and a
-copy of the tokenizer, which knows its control tokens by the other names alone, makes the tokens.
+A message that spells a control token is rendered with a mark after the token's first character, which distinguishes
+spelled tokens from the template's own. Then the template's tokens get other names, the marks are removed, and a copy of
+the tokenizer that knows its control tokens only by these names makes the tokens.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """Messages and schemas of tools, as they are, and with a `mark` in each text that spells a control token.
+    """Messages and tool schemas, unchanged, and with a `mark` in each text that spells a control token.
 
     Without such a text there is no mark.
     """
@@ -69,7 +69,7 @@ class ControlTokens:
     ) -> Guarded:
         """Return messages and tools with a mark in each control token that they spell.
 
-        Raises InvalidInput, at `field`, for texts with all marks.
+        Raises InvalidInput, at `field`, for texts that contain all possible marks.
         """
         whole = "".join(_texts([[list(each.values()) for each in messages], tools]))
         if not self._found.search(whole):
@@ -82,9 +82,9 @@ class ControlTokens:
         return Guarded(messages, tools, mark, marked, marked_tools)
 
     def tokens(self, text: str, mark: str = "", field: str = "text") -> list[int]:
-        """Return the tokens of a text. A mark shows the control tokens that are only spelled.
+        """Return a text's tokens. A mark shows the control tokens that are only spelled.
 
-        Raises InvalidInput, at `field`, for a text that this tokenizer cannot read so.
+        Raises InvalidInput, at `field`, for a text that this tokenizer cannot read in this way.
         """
         if not mark or mark not in text:
             return self._encoded(self._tokenizer, text)
@@ -95,9 +95,9 @@ class ControlTokens:
         return self._checked(text.replace(mark, ""), tokens, num_own, field)
 
     def plain(self, text: str, field: str = "text") -> list[int]:
-        """Return the tokens of a text that is all words.
+        """Return a text's tokens without any control token.
 
-        Raises InvalidInput, at `field`, for a text that this tokenizer cannot read so.
+        Raises InvalidInput, at `field`, for a text that this tokenizer cannot read in this way.
         """
         if not self._found.search(text):
             return self._encoded(self._tokenizer, text)
@@ -152,7 +152,7 @@ class ControlTokens:
 
 @lru_cache(maxsize=4)
 def control_tokens(tokenizer: Any) -> ControlTokens:
-    """Return the control tokens of a tokenizer; it stays in memory with three others."""
+    """Return a tokenizer's control tokens; the four latest tokenizers' are cached."""
     return ControlTokens(tokenizer)
 
 

@@ -1,4 +1,5 @@
-"""The words in tokens that a chat template wrote: the last user message, and turns without the template's own words.
+"""Finds the words in tokens that a chat template wrote: the last user message, and turns without the template's own
+words.
 
 For readers of rows, never for training. The heading of a user message is found by rendering short chats. In the texts
 here a mark precedes each control token, so that no message can spell a control token.
@@ -26,7 +27,7 @@ _SIGN = re.compile(r"[^\w\s]")
 
 
 class Spoken:
-    """Reads the tokens of a tokenizer's chat template."""
+    """Decodes tokens that a tokenizer's chat template wrote."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -35,9 +36,9 @@ class Spoken:
         self._heading = _heading(tokenizer, texts)
 
     def last_user(self, tokens: Sequence[int]) -> str | None:
-        """Return the last user message of a prompt's tokens; None if the prompt is no chat.
+        """Return the last user message in a prompt's tokens; None if the prompt is not a chat.
 
-        The template's system prompt, schemas of tools and other turns are left out.
+        The template's system prompt, tool schemas and other turns are left out.
         """
         text, heading = "", self._heading
         if heading is None:
@@ -49,7 +50,7 @@ class Spoken:
         return None
 
     def words(self, tokens: Sequence[int], *, has_headings: bool) -> str:
-        """Return the text of tokens without control tokens, and without the names of roles if it has headings.
+        """Return the tokens' text without control tokens and, if it has headings, without role names.
 
         An answer to the model has headings before and after it; a turn of the model has no headings.
         """
@@ -71,7 +72,7 @@ class Spoken:
 
 @lru_cache(maxsize=16)
 def spoken(tokenizer: Any) -> Spoken:
-    """Return the reader of a tokenizer's tokens."""
+    """Return the decoder for a tokenizer's tokens."""
     return Spoken(tokenizer)
 
 

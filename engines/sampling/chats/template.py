@@ -1,4 +1,6 @@
-"""A chat as its template writes it: with further variables, and with the forms of calls that templates expect."""
+"""A chat as its template writes it, with further variables and with tool calls in the form that the template
+expects.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ ASKED = {"role": "user", "content": "?"}
 
 
 def ignores_tools(tokenizer: Any, tools: Tools) -> bool:
-    """Whether the template writes nothing of schemas of tools. Raises any error of the template."""
+    """Whether the template leaves out tool schemas. Raises any error of the template."""
     with_tools, without = (
         written(tokenizer, [ASKED], add_generation_prompt=True, tools=shown) for shown in (tools, ())
     )
@@ -36,10 +38,10 @@ def written(
     variables: Variables | None = None,
     add_generation_prompt: bool = False,
 ) -> str:
-    """Return messages as the tokenizer's chat template writes them, with the schemas of tools if it shows them.
+    """Return messages as the tokenizer's chat template writes them, with the tool schemas if it shows them.
 
-    Missing content of a message with calls is empty text if the template needs text. Arguments of calls are JSON text
-    if it needs text. Raises any error of the template, a program of the model's author.
+    If the template needs text, missing content of a message with calls becomes empty text, and call arguments become
+    JSON text. Raises any error of the template, which is the model author's program.
     """
     shown = {"tools": list(tools)} if tools else {}
     first: Exception | None = None
@@ -67,7 +69,7 @@ def rendered(
     """Return a guarded chat as the chat template writes it, with its marks.
 
     Raises InvalidInput, at `field`, for messages that the template refuses, for a broken template, and for a template
-    that writes a message with marks otherwise than without.
+    that writes a message differently with marks.
     """
     turns = [dict(turn) for turn in guarded.messages]
     expected = f"messages that {template_name(tokenizer)} accepts"

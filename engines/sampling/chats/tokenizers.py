@@ -1,4 +1,4 @@
-"""The tokenizer of a model folder, loaded once per process."""
+"""A model folder's tokenizer, loaded once per process."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -12,7 +12,7 @@ _IS_SET = "_chat_template_is_set"  # an attribute of a tokenizer whose template 
 
 
 def tokenizer_of(folder: str, field: str = "play", seen: str = "a play", template: str | None = None) -> Any:
-    """Return the tokenizer of a model folder, with the text of a chat template in place of its own.
+    """Return a model folder's tokenizer; `template`, the text of a chat template, replaces its own.
 
     Raises InvalidInput, about `field`, for a folder without a tokenizer.
     """
@@ -24,7 +24,7 @@ def tokenizer_of(folder: str, field: str = "play", seen: str = "a play", templat
 
 @lru_cache(maxsize=4)
 def loaded(folder: str, template: str | None = None) -> Any:
-    """Return the tokenizer of a folder on this machine, with the chat template of a text if that is given.
+    """Load a tokenizer from a folder on this machine, with this chat template if given.
 
     Raises any error of transformers.
     """
@@ -38,13 +38,13 @@ def loaded(folder: str, template: str | None = None) -> Any:
 
 
 def template_name(tokenizer: Any) -> str:
-    """Return how messages name a tokenizer's chat template: by its folder, or by the setting that it comes from."""
+    """Return the name of a tokenizer's chat template for messages: its folder, or the setting that it comes from."""
     if hasattr(tokenizer, _IS_SET):
         return "the setting chat_template"
     return f"the chat template of {shown_folder(tokenizer.name_or_path)}"
 
 
 def template_source(tokenizer: Any) -> str:
-    """Return the text of a tokenizer's chat template, or of all its templates; empty without any."""
+    """Return the text of a tokenizer's chat template, or of all its templates; empty without a template."""
     template = tokenizer.chat_template
     return "\n".join(template.values()) if isinstance(template, Mapping) else template or ""

@@ -19,7 +19,7 @@ _TOOLS = [
 
 
 def added_texts(tokenizer: Any) -> dict[str, bool]:
-    """Return the added tokens of a tokenizer, and whether each is special."""
+    """Return bos, eos and the tokenizer's other named tokens."""
     return {token.content: token.special for token in tokenizer.added_tokens_decoder.values()}
 
 
@@ -29,7 +29,7 @@ def named_special_tokens(tokenizer: Any) -> set[str]:
 
 
 def pattern(texts: Collection[str]) -> re.Pattern[str]:
-    """Return a pattern that finds the first of some texts, and the longest of those at its place, as tokenizers do.
+    """Return a pattern that finds the first of these texts, and the longest at its place, as tokenizers do.
 
     >>> pattern(["<s>", "<s>end"]).findall("a <s>end <s>")
     ['<s>end', '<s>']

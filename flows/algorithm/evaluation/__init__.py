@@ -1,1 +1,1 @@
-"""Evaluation without training: any model on named sets, in a run of its own, and two models on the same prompts."""
+"""Evaluate a model on named sets without training, in a run of its own, or compare two models on the same prompts."""

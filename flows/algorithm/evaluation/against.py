@@ -1,7 +1,7 @@
-"""Two models on the same prompts: each metric's difference with a paired interval, and the most different prompts.
+"""Compares two models on the same prompts, with a paired interval for each metric's difference.
 
-A prompt has the same random numbers with both models, and differences are of the same prompt, so that hard prompts
-make no interval wider.
+Both models answer a prompt with the same random numbers, and differences are taken prompt by prompt, so hard prompts
+don't widen an interval. The report shows the prompts that differ most.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OF_TOKENS = ("response_tokens", "truncated")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A metric of a set: the means of two models, and the second's less the first's over the same prompts."""
+    """A metric of a set: both models' means, and the second minus the first over the same prompts."""
 
     of_set: str
     metric: str
@@ -51,7 +51,7 @@ class Difference:
 
     @property
     def row(self) -> dict[str, str]:
-        """Its row of the table."""
+        """This metric's row of the table."""
         found = self.difference
         return {
             "set": self.of_set,
@@ -66,7 +66,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The rows of a set that both models answered: their columns, [P, N] each, for the same prompts in the same order.
+    """The rows of a set that both models answered: columns of shape [P, N], with the same prompts in the same order.
 
     Raises InvalidInput without a prompt that both answered.
     """
@@ -77,7 +77,7 @@ class Answered:
 
     @classmethod
     def read(cls, name: str, first: Path, second: Path, samples: int) -> Answered:
-        """Read a set from the folders of two runs; a prompt that a single run has, as too long, is left out."""
+        """Read a set from the folders of two runs. Prompts that are too long for either model are left out."""
         tables = [_columns(step_files(folder, call_name(name))[-1], samples) for folder in (first, second)]
         shared = set(tables[0]["row_id"]) & set(tables[1]["row_id"])
         if not shared:
@@ -108,9 +108,9 @@ class Answered:
         return sorted(found, key=lambda each: order.index(each.metric))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each prompt, the largest difference of mean rewards first; texts are of the first sample.
+        """Return a row for each prompt, with the first sample's texts, sorted by the difference in mean reward.
 
-        A prompt that lacks a reward of a model comes last.
+        Prompts without a reward from both models come last.
         """
         made = []
         for place, row_id in enumerate(self.first["row_id"]):
@@ -160,7 +160,7 @@ def _mean(numbers: Sequence[float]) -> float:
 
 
 def page(names: tuple[str, str], differences: Sequence[Difference], sets: Sequence[Answered], remark: str) -> str:
-    """Return the page: all differences, and of each set the prompts with the largest."""
+    """Return the page: all differences, and for each set the prompts that differ most."""
     lines = [f"# {names[0]} (first) and {names[1]} (second)", "", *([remark, ""] if remark else [])]
     lines += [f"- {each}" for each in differences]
     for one in sets:
@@ -181,7 +181,7 @@ def _quoted(text: str) -> list[str]:
 
 
 def write_against(folder: Path, sets: Sequence[Answered], text: str) -> Path:
-    """Write the page, and a Parquet file of each set's prompts, into the folder of a run; return the page's path."""
+    """Write the page and a Parquet file of each set's prompts into a run folder; return the page's path."""
     import pyarrow as pa  # here: --help needs no Parquet
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""Evaluations as runs on this machine: a model, or two on the same prompts, and the lines that a terminal shows."""
+"""Runs evaluations on this machine: one model, or two on the same prompts. Returns the lines that a terminal shows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OTHER_TOKENS = "the models have different tokenizers: they are compared by rewar
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The devices of an evaluation: their number and kind, as in a run; and whether it shows all of its log."""
+    """The devices of an evaluation: their number and kind, as for a run, and whether to show the full log."""
 
     number: int | None = None
     kind: Backend | None = None
@@ -62,9 +62,9 @@ def _folders(result: RunResult) -> list[str]:
 
 
 def compared(parameters: Mapping[str, Any], other: str, on: Devices) -> list[str]:
-    """Evaluate a model and an `other`, and return lines with the differences; files are in the first run's folder.
+    """Evaluate a model and an `other`; return lines with the differences. Files are in the first run's folder.
 
-    Both have the same prompts and random numbers.
+    Both models get the same prompts and random numbers.
     """
     others = {name: value for name, value in parameters["actor"].items() if name != "adapter"}
     second = {**parameters, "actor": actor_of(other, others)}

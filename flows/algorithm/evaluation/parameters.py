@@ -1,4 +1,4 @@
-"""The parameters of an evaluation, from a file of a training run or from their own file."""
+"""Reads the parameters of an evaluation from a training run's file or from a file of its own."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ OF_TRAINING = (
 
 
 def read_evaluation(model: str, file: Mapping[str, Any], stated: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the parameters of an evaluation of `model`, and the names of the file's parameters that it does not use.
+    """Return the parameters for evaluating `model`, and the names of the file's parameters that have no use here.
 
-    It takes the sets, the reward, the play and the sampling of a training run's file; without sets, `held_out`.
-    It must use every `stated` parameter. Raises Missing without any set, and NotUsed for `steps`.
+    It takes the sets, the reward, the play and the sampling of a training run's file; without sets, `held_out`. It must
+    use every `stated` parameter. Raises Missing without any set, and NotUsed for `steps`.
     """
     given = {name: value for name, value in file.items() if name not in (*RunOptions.model_fields, *OF_TRAINING)}
     given |= {name: file[name] for name in KEPT if name in file}
@@ -51,9 +51,9 @@ def read_evaluation(model: str, file: Mapping[str, Any], stated: Mapping[str, An
 
 
 def actor_of(model: str, others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an actor that is a whole model, or a PEFT folder's adapter on its base, with other fields.
+    """Return the actor's fields: a whole model, or a PEFT folder's adapter on its base, with `others` added.
 
-    An adapter among these is left out if it has no folder: a training run would make it. Raises InvalidInput for a
+    An adapter without a folder is left out, because only a training run would create it. Raises InvalidInput for a
     folder that does not name its base.
     """
     folder = checked_path("MODEL", model).expanduser()
@@ -71,7 +71,7 @@ def actor_of(model: str, others: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested groups with the values of the second in place of the first's.
+    """Merge nested groups; values of `second` replace those of `first`.
 
     >>> merged({"algo": {"lr": 1, "size": 8}}, {"algo": {"lr": 2}})
     {'algo': {'lr': 2, 'size': 8}}

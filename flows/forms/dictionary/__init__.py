@@ -1,1 +1,1 @@
-"""What TRL's, verl's and OpenRLHF's options mean here, for `translate`, for answers to wrong keys and for the page."""
+"""What options of TRL, verl and OpenRLHF mean here: for `translate`, for answers to wrong keys, and for the page."""

@@ -1,4 +1,4 @@
-"""The answer to a single key of TRL, verl or OpenRLHF at a place where only ours are known."""
+"""Answers a key of TRL, verl or OpenRLHF that somebody used among our parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OF_PPO: Mapping[str, tuple[str, ...]] = MappingProxyType(
 SYMBOLS: Mapping[Any, str] = MappingProxyType({"max_completion_length": "the number of algo.sampling.max_new_tokens"})
 """Words that tables use for another option's value."""
 SHORT = frozenset({"horizon", "logger", "nnodes", "shuffle", "truncation", "strategy"})
-"""Last parts of options that are plain words, and still are answered alone."""
+"""Last parts of options that are plain words but are still answered when they stand alone."""
 GROUPS = frozenset(
     {"actor_rollout_ref", "trainer", "algorithm", "reward_model", "data", "ray_kwargs", "ds", "ckpt", "logger",
      "rollout", "train", "eval", "vllm"}
@@ -37,7 +37,7 @@ WHOLE_FILE = "prefect-rlhf translate FILE translates a whole file of TRL, verl o
 def answer(option: str, has: Has | None = None) -> str:
     """Return the parameters that replace an option of another trainer, or the reason why it needs or has none.
 
-    The text is empty for any other word. With `has`, only parameters are named that there are.
+    Empty for any other word. With `has`, the answer names only parameters that this flow has.
 
     >>> answer("--num_generations")
     'here: algo.samples_per_prompt'
@@ -63,7 +63,7 @@ def answer(option: str, has: Has | None = None) -> str:
 
 
 def meant_by(path: str, word: object, has: Has | None = None) -> str:
-    """Return the parameters that another trainer's word at one of our parameters means; empty for any other word.
+    """Return our parameters that a word of another trainer means at `path`; empty for any other word.
 
     >>> meant_by("algo.loss", "dr_grpo")
     'here: algo.mean_over: the number of algo.sampling.max_new_tokens, algo.advantage: dr_grpo'
@@ -91,7 +91,7 @@ def meant_by(path: str, word: object, has: Has | None = None) -> str:
 
 
 def is_foreign(option: str) -> bool:
-    """Whether an option is another trainer's, or of a group that only others have."""
+    """Whether the option belongs to another trainer, or to a group that only others have."""
     return bool(answer(option)) or option.partition(".")[0] in GROUPS
 
 

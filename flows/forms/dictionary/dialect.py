@@ -1,4 +1,4 @@
-"""A dialect: the options of a library's trainer, and what becomes of each of them here."""
+"""A dialect: the options of a library's trainer, and their translation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VERSIONS: Mapping[Library, str] = MappingProxyType({"trl": "1.16", "verl": "0.9"
 
 
 class Refusal(NamedTuple):
-    """Why an option has no counterpart, and whether its default needs to be said, because it has an effect."""
+    """Why an option has no counterpart. Its default may need a mention too, if it has an effect."""
 
     reason: str
     by_default: bool = False
@@ -32,8 +32,8 @@ class Refusal(NamedTuple):
 class Dialect:
     """A trainer of a library. `defaults` has all its options.
 
-    `refused` are options without a counterpart, unless they have their default. `without_effect` are options that need
-    none here. The keys of both may be patterns such as `trainer.*`.
+    `refused` lists options without a counterpart; they are fine at their default. `without_effect` lists options that
+    need no counterpart. The keys of both may be patterns such as `trainer.*`.
     """
 
     library: Library
@@ -49,17 +49,17 @@ class Dialect:
 
     @property
     def name(self) -> str:
-        """The library and its trainer, as people say it."""
+        """The library and the trainer, in words."""
         return f"{NAMES[self.library]}'s {self.trainer.upper() if self.trainer != 'reward' else 'reward model'}"
 
     def rules_of(self, option: str) -> list[Rule]:
-        """Return the rules of an option: those of its value alone, or else the arithmetic that it is a part of."""
+        """Return an option's rules: those that depend on its value alone, or else the arithmetic that includes it."""
         rules = [rule for rule in self.rules if option in rule.stands_for]
         own = [rule for rule in rules if not rule.is_arithmetic or rule.options == (option,)]
         return own or rules
 
     def options_of(self, rule: Rule) -> tuple[str, ...]:
-        """Return the options whose outcome a rule is: those of its arithmetic that have no rule of their own."""
+        """Return the options that a rule decides: the options of its arithmetic that have no rule of their own."""
         return tuple(option for option in rule.stands_for if rule in self.rules_of(option))
 
     def refusal_of(self, option: str) -> Refusal | None:
@@ -73,11 +73,11 @@ class Dialect:
         return found
 
     def is_known_by(self, option: str) -> bool:
-        """Whether an option tells this trainer from others of its library."""
+        """Whether an option tells this trainer apart from others of its library."""
         return option in self.own or option in self.defaults or option in _options_of_rules(self)
 
     def knows(self, option: str) -> bool:
-        """Whether the trainer has an option, or an older version of it had."""
+        """Whether the trainer or an older version of it has the option."""
         return self.is_known_by(option) or self.refusal_of(option) is not None or self.effect_of(option) is not None
 
 
@@ -93,7 +93,7 @@ def _matching(table: Mapping[str, _T], option: str) -> _T | None:
 
 
 def keys(table: Mapping[str, str]) -> dict[str, str]:
-    """Return the reason of each option, from a table of the options of each reason.
+    """Invert a table from reasons to options: return the reason of each option.
 
     >>> keys({"every step is logged": "logging_steps logging_strategy"})["logging_steps"]
     'every step is logged'

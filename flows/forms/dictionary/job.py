@@ -1,4 +1,4 @@
-"""A job elsewhere: what its file states, completed with the library's defaults, and the parameters that follow."""
+"""A job elsewhere: the options in its file, the library's defaults for the others, and the parameters that follow."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOST_REFERENCES = 20  # from one option to another
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The options of a run elsewhere. `devices` are those of the run, `rows` those of its dataset, if known."""
+    """A run's options elsewhere. `devices` and `rows` are the run's devices and the dataset's rows, if known."""
 
     dialect: Dialect
     stated: Mapping[str, Any]
@@ -40,14 +40,14 @@ class Job:
 
     @classmethod
     def of(cls, dialect: Dialect, stated: Mapping[str, Any], devices: int = 1, rows: int | None = None) -> Job:
-        """Return the job of a file. Options that follow from others, as the batch of TRL's generation, are added."""
+        """Return a file's job, with options that follow from others, such as TRL's generation batch."""
         plain = cls(dialect, stated, devices, rows)
         values = {option: plain[option] for option in {**dialect.defaults, **stated}}
         return cls(dialect, stated, devices, rows, dialect.complete(values, devices))
 
     @property
     def flow(self) -> str:
-        """The name of the algorithm here."""
+        """The algorithm's name here."""
         return self.dialect.flow
 
     def __getitem__(self, option: str) -> Any:
@@ -74,11 +74,11 @@ class Job:
         return self.stated.get(name, self.dialect.defaults.get(name, _plain(default)))
 
     def differs(self, option: str) -> bool:
-        """Whether the file states another value than the library's default."""
+        """Whether the file sets the option to something else than the library's default."""
         return bool(option in self.stated and self.stated[option] != self.dialect.defaults.get(option))
 
     def value_of(self, name: str) -> Any:
-        """Return the value of a name in a formula: an option, a parameter here, or a number of the run."""
+        """Return the value of a name in a formula: an option, a parameter of ours, or a number of the run."""
         if name == "devices":
             return self.devices
         if name == "steps" or name.startswith(OURS):
@@ -88,7 +88,7 @@ class Job:
         return self[name]
 
     def here(self, path: str) -> Any:
-        """Return the value of a parameter here, as translated or its default. Raises Untranslatable."""
+        """Return our parameter's value: translated, or else its default. Raises Untranslatable."""
         for rule in self.dialect.rules:
             with suppress(Unused):
                 if rule.ours == path and (value := self.made_by(rule)) is not None:
@@ -101,13 +101,13 @@ class Job:
 
     @property
     def steps_of_a_pass(self) -> int:
-        """The steps of a pass over the data. Raises Untranslatable."""
+        """The number of steps in a pass over the data. Raises Untranslatable."""
         if self.rows is None:
             raise Untranslatable("it depends on the steps of an epoch: state --rows, the rows of the dataset")
         return max(1, self.rows // int(self.here("algo.batch_size")))
 
     def made_by(self, rule: Rule) -> Any:
-        """Return the value that a rule makes, or None if an option has no value. Raises Untranslatable and Unused."""
+        """Evaluate a rule; None if an option it needs has no value. Raises Untranslatable and Unused."""
         try:
             value = self._value(rule)
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError) as error:
@@ -153,7 +153,7 @@ class Job:
         return value
 
     def written(self, rule: Rule) -> str:
-        """Return the arithmetic of a rule in numbers; empty without arithmetic."""
+        """Return a rule's arithmetic in numbers; empty without arithmetic."""
         return written(rule.formula, self.value_of) if rule.is_arithmetic else ""
 
 

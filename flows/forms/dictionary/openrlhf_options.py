@@ -169,7 +169,7 @@ lr_warmup_ratio:lr_warmup_ratio min_lr_ratio:min_lr_ratio max_norm:max_norm
 
 @cache
 def old_names(trainer: str) -> Mapping[str, tuple[str, ...]]:
-    """Return the names of 0.11 for the flat names before it; one option of old may be two of now."""
+    """Map the flat names used before 0.11 to the names of 0.11; an old option may have become two."""
     online = trainer in ("ppo", "grpo")
     models, prefixes = ("actor." if online else "model."), (("actor.", "critic.") if online else ("",))
     found = {old: (new,) for old, new in _pairs(_OLD)}
@@ -214,7 +214,7 @@ def _dialect(trainer: str, rules: tuple[Rule, ...], options: str, rows: str, rol
 
 @cache
 def dialects() -> tuple[Dialect, ...]:
-    """Return OpenRLHF's programs; `algo.advantage.estimator` divides the first."""
+    """Return OpenRLHF's trainers. PPO and GRPO are one program, told apart by `algo.advantage.estimator`."""
     both = (*optimizer("actor.", "algo.actor_optimizer"), *optimizer("critic.", "algo.critic_optimizer"))
     alone = optimizer("", "algo.optimizer")
     return (
@@ -227,5 +227,5 @@ def dialects() -> tuple[Dialect, ...]:
 
 
 def trainer_of(options: Mapping[str, Any]) -> str:
-    """Return the trainer that the options of the first program ask for."""
+    """Return which trainer the options of the first program ask for."""
     return "ppo" if options.get("algo.advantage.estimator", "gae") == "gae" else "grpo"

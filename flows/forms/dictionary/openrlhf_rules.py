@@ -1,4 +1,4 @@
-"""OpenRLHF 0.11: how parameters here follow from the options of its programs."""
+"""Rules that translate the options of OpenRLHF 0.11's programs."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _score_clip(job: Job) -> float:
 
 
 def optimizer(prefix: str, path: str) -> tuple[Rule, ...]:
-    """Return the rules of AdamW and of its learning rate; `prefix` is a model's, or empty."""
+    """Return the rules for AdamW and its learning rate; `prefix` is a model's prefix, or empty."""
     return (
         Rule(f"{path}.lr", f"{prefix}adam.lr"),
         Rule(f"{path}.betas", f"{prefix}adam.betas", by=lambda job: listed(job[f"{prefix}adam.betas"])),
@@ -176,7 +176,7 @@ def optimizer(prefix: str, path: str) -> tuple[Rule, ...]:
 
 
 def adapter_of(role: str) -> tuple[Rule, ...]:
-    """Return the rules of a role's adapter: all models that are trained have the same."""
+    """Return the rules for a role's adapter; OpenRLHF gives the same adapter to all trained models."""
     names = {"rank": "rank", "alpha": "alpha", "matrices": "target_modules", "dropout": "dropout"}
     options = {name: f"ds.lora.{option}" for name, option in names.items()}
     is_on, off = _above_zero(options["rank"]), f"{options['rank']} is 0"
@@ -194,7 +194,7 @@ def _is_set(option: str) -> Callable[[Job], bool]:
 
 
 def rows(parameter: str, data: str, split: str, *columns: tuple[str, str]) -> tuple[Rule, ...]:
-    """Return the rules of a dataset and of its held-out rows; `columns` are of ours and theirs."""
+    """Return the rules for a dataset and its held-out rows; `columns` pairs our columns with theirs."""
 
     def split_column(option: str) -> Callable[[Job], Null | None]:
         return lambda job: NULL if job[option] else None

@@ -1,4 +1,4 @@
-"""Reads the options of another library: YAML or JSON of them, or a shell script with its command; and says which."""
+"""Reads another library's options from YAML, JSON or a shell script, and tells which library they belong to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ FIELD = "FILE"
 EXPECTED = "YAML or JSON of the options of TRL, verl or OpenRLHF, or a shell script that passes them"
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 RARER: Mapping[str, str] = {"rloo": "grpo", "kto": "dpo"}
-"""Trainers that are read only if something tells them from the usual one with nearly the same options."""
+"""Trainers that are recognised only if an option distinguishes them from the usual trainer with nearly the same
+options."""
 LEAST_KNOWN = 0.25  # share of a file's options; below it, the file is of something else
 SHOWN = 4  # options of a file, in a message
 PROGRAMS: Mapping[str, tuple[Library, str | None]] = {
@@ -35,7 +36,7 @@ Options = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file of options: `options` as they are there, and the program that gets them, if it is a script."""
+    """A file of options: `options` as written there and, for a script, the program that gets them."""
 
     file: Path
     options: Mapping[str, Any]
@@ -59,9 +60,9 @@ def read_source(file: Path) -> Source:
 def read_dialect(
     source: Source, library: Library | None = None, algorithm: str | None = None
 ) -> tuple[Dialect, Options]:
-    """Return the trainer that the options are of, and the options by its own names.
+    """Return the trainer that the options belong to, and the options by its own names.
 
-    Raises InvalidInput for options of no trainer, and for those that fit several.
+    Raises InvalidInput for options that fit no trainer, or several.
     """
     named, trainer = PROGRAMS.get(source.program, (None, None))
     asked = [only] if (only := library or named) else list(NAMES)

@@ -1,4 +1,4 @@
-"""A rule makes a parameter here of options elsewhere: a formula, which is also the text that people read, or words."""
+"""A rule derives a parameter from another library's options: by a formula, which people read too, or by words."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import Any, Literal
 NAME = re.compile(r"[a-zA-Z_][\w.]*")
 FUNCTIONS: Mapping[str, Callable[..., float]] = MappingProxyType({"max": max, "min": min})
 SPECIAL = frozenset({"devices", "steps", "dp", "replicas", "response_tokens", *FUNCTIONS})
-"""Names in formulas that are no option: numbers of the run and of its plan."""
+"""Names in formulas that are not options: numbers of the run and of its plan."""
 OURS = ("algo.batch_size", "algo.update.", "algo.samples_per_prompt")
 """Names in formulas that are parameters here."""
 
 
 class Untranslatable(Exception):
-    """Options that have no counterpart at these values; the text says why, and what to do instead."""
+    """These options have no counterpart at these values; the text says why, and what to do instead."""
 
 
 class Unused(Exception):
-    """Options that do nothing in their own library at these values. The text says why."""
+    """These options have no effect in their own library at these values; the text says why."""
 
 
 class Null(enum.Enum):
-    """The value that clears a parameter whose default is not empty, unlike None, which is no value at all."""
+    """Clears a parameter whose default is not empty. None, in contrast, means that there is no value."""
 
     NULL = "null"
 
@@ -38,16 +38,16 @@ NULL = Null.NULL
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """How a parameter here follows from options elsewhere.
+    """Derives a parameter here from options elsewhere.
 
-    `formula` is a name, or arithmetic of names: options, parameters here, and `SPECIAL` numbers. With `words` it is a
-    single option, whose value is looked up. With `by` it lists the options that the function reads; those after a bar
-    only matter to others, and `words` are what the function looks up. Rules of the same parameter are alternatives:
-    the first that has a value counts.
+    `formula` is a name, or arithmetic with names: options, parameters here, and `SPECIAL` numbers. With `words` it is a
+    single option, looked up there. With `by` it lists the options that the function reads, and the function uses
+    `words`; options after a bar are read but not replaced. Rules of the same parameter are alternatives: the first that
+    gives a value counts.
 
-    `when`: whether the rule counts for a job; `otherwise` is the reason if it does not. `whole`: whether arithmetic
-    must give a whole number, is rounded up to one, or may give any number. `where`: the value belongs into the
-    parameter file, or is stated for a call in a plan, or in a play.
+    `when` says whether the rule applies to a job, and `otherwise` why it does not. `whole` says whether arithmetic must
+    give a whole number, is rounded up, or may give any number. `where` says what the value belongs into: the parameter
+    file, a call's placement in a plan, or a play.
     """
 
     ours: str
@@ -62,7 +62,7 @@ class Rule:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The options that the rule reads, in their order.
+        """The options that the rule reads, in order.
 
         >>> Rule("algo.batch_size", "devices * max(steps_per_generation, 1) / num_generations").options
         ('steps_per_generation', 'num_generations')
@@ -76,12 +76,12 @@ class Rule:
 
     @property
     def is_arithmetic(self) -> bool:
-        """Whether the value differs from the option's own by arithmetic."""
+        """Whether arithmetic changes the option's value."""
         return self.by is None and not self.words and not NAME.fullmatch(self.formula)
 
     @property
     def arithmetic(self) -> str:
-        """The arithmetic as the page and the messages state it; empty for a value that can be copied.
+        """The arithmetic as pages and messages show it; empty if the value is copied.
 
         >>> Rule("play.max_turns", "rounds + 1", "TRL counts rounds of calls").arithmetic
         'play.max_turns = rounds + 1: TRL counts rounds of calls'
@@ -94,7 +94,7 @@ class Rule:
 
 
 def computed(formula: str, value_of: Callable[[str], Any]) -> Any:
-    """Return the value of a formula; `value_of` has the values of its names.
+    """Compute a formula; `value_of` maps each name to its value.
 
     >>> computed("a.b * 2 / max(c, 1)", {"a.b": 6, "c": 4}.__getitem__)
     3.0
@@ -103,7 +103,7 @@ def computed(formula: str, value_of: Callable[[str], Any]) -> Any:
 
 
 def written(formula: str, value_of: Callable[[str], Any]) -> str:
-    """Return a formula with the values in place of the names.
+    """Return a formula with values in place of names.
 
     >>> written("a.b * 2 / max(c, 1)", {"a.b": 6, "c": 4}.__getitem__)
     '6 * 2 / max(4, 1)'

@@ -1,4 +1,4 @@
-"""The settings here that translations set: their defaults, and whether a value is accepted."""
+"""Our settings that translations set: their defaults, and whether a value is accepted."""
 
 from __future__ import annotations
 

@@ -30,15 +30,15 @@ ESTIMATORS: Mapping[str, str] = MappingProxyType(
 FILE_ENDINGS = (".parquet", ".json", ".jsonl")
 MOST_FUNCTIONS = 64
 OF_TRL = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
-"""Reward functions that TRL has and that need no argument."""
+"""TRL's reward functions that need no argument."""
 GREEDY = "temperature 0 always takes the likeliest token"
 """Why an option of sampling has no effect."""
 YOUR_FILE = "rewards.py"
-"""The file of rewards that a parameter file names, if the other library has them by names of its own."""
+"""The file of rewards that a parameter file names if the other library has built-in rewards."""
 
 
 def listed(value: Any) -> list[Any]:
-    """Return a list as it is, nothing as an empty list, and a single value as a list of it.
+    """Return a list unchanged, an empty list for no value, and a single value as a list.
 
     >>> listed(None), listed("wandb"), listed(["a", "b"])
     ([], ['wandb'], ['a', 'b'])
@@ -49,7 +49,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def passes(number: Any) -> int | None:
-    """Return a number of passes over the data. Raises Untranslatable for a part of a pass.
+    """Return the number of passes over the data. Raises Untranslatable for a fraction of a pass.
 
     >>> passes(3.0)
     3
@@ -62,7 +62,7 @@ def passes(number: Any) -> int | None:
 
 
 def files_of(name: Any, split: Any, config: Any = None) -> str | None:
-    """Return the path of a dataset's split: of files as they are, of a name as the files that the Hub has for it.
+    """Return the path of a dataset's split. A name becomes the files that the Hub has for it; files are kept.
 
     >>> files_of("trl-lib/tldr", "train"), files_of("data/mine.jsonl", "train")
     ('hf://datasets/trl-lib/tldr/data/train-*.parquet', 'data/mine.jsonl')
@@ -77,7 +77,7 @@ def files_of(name: Any, split: Any, config: Any = None) -> str | None:
 
 
 def functions_by_name(names: Sequence[Any], weights: Sequence[Any]) -> dict[str, Any] | None:
-    """Return the reward functions that a TRL script names, with their weights; None without any.
+    """Return the reward functions that a TRL script names, with their weights; None if it names no function.
 
     >>> functions_by_name(["my_rewards.exact"], [0.5])
     {'exact': {'function': 'my_rewards:exact', 'signature': 'trl', 'weight': 0.5}}
@@ -99,14 +99,14 @@ NOT_QUANTISED = (
     "weights are not quantised, but for base_dtype nf4: the frozen matrices below an adapter then have four bits"
 )
 BY_PEFT = ("q_proj", "v_proj")
-"""The matrices that PEFT adapts in all families here if none are stated."""
+"""The matrices that PEFT adapts in all of our families if none are stated."""
 
 
 def adapter(role: str, options: Mapping[str, str], is_on: Callable[[Any], bool], off: str) -> tuple[Rule, ...]:
-    """Return the rules of a role's adapter.
+    """Return the rules for a role's adapter.
 
-    `options` has the names of its `rank` and `alpha`, and perhaps of its `matrices`, `dropout`, `rslora` and `path`; a
-    further option may be `on`, which turns it on. `off` says why a job has no adapter.
+    `options` names its `rank` and `alpha`, and optionally `matrices`, `dropout`, `rslora` and `path`; `on` may name the
+    option that enables it. `off` says why a job has no adapter.
     """
 
     def matrices(job: Any) -> list[Any]:

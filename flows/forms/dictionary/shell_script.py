@@ -1,4 +1,4 @@
-"""Options that a shell script passes to a trainer: `a.b=1` as Hydra reads it, and `--flag value`."""
+"""Reads options from a shell script that starts a trainer: `a.b=1` as in Hydra, and `--flag value`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORD = re.compile(r"(?:\"[^\"]*\"|'[^']*'|[^\s\"'])+")
 
 
 def options_of_script(text: str) -> tuple[dict[str, Any], str]:
-    """Return the options, and the name of the program that gets them; the name is empty without one.
+    """Return the options and the name of the program that gets them; the name is empty if the script has no program.
 
     >>> options_of_script("N=$((2 * 4))\\npython3 -m verl.trainer.main_ppo rollout.n=${N} data.train_files=$HOME/a")
     ({'rollout.n': 8, 'data.train_files': '~/a'}, 'main_ppo')

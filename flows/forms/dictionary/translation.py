@@ -1,4 +1,4 @@
-"""Translates a job: what becomes of each option, and which parameters a run here needs to do the same."""
+"""Translates a job: the outcome of each option, and the parameters that make a run here do the same."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Made:
 
     @property
     def how(self) -> str:
-        """The arithmetic, and the note of the rule."""
+        """The arithmetic and the rule's note."""
         note = f" ({self.rule.note})" if self.rule.note else ""
         return (f" = {self.arithmetic}" if self.arithmetic else "") + note
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What becomes of an option. `why` is the reason if it is not translated."""
+    """An option's outcome. `why` is the reason if it is not translated."""
 
     option: str
     value: Any
@@ -46,7 +46,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """A job's parameters here, what became of each option and default, and what you still have to fill in."""
+    """A job's parameters here, each option's and default's outcome, and the values that you still have to fill in."""
 
     job: Job
     made: tuple[Made, ...]
@@ -69,7 +69,7 @@ class Translation:
 
     @property
     def assumes_devices(self) -> bool:
-        """Whether a parameter follows from the number of devices."""
+        """Whether a parameter depends on the number of devices."""
         return any("devices" in each.rule.formula for each in self.made)
 
 

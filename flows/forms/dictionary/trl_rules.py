@@ -1,4 +1,4 @@
-"""TRL 1.16: how parameters here follow from the options of its trainers."""
+"""Rules that translate the options of TRL 1.16's trainers."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _pair_loss(job: Job) -> str | None:
 
 
 def reported(job: Job) -> list[str] | None:
-    """Return the trackers of a job."""
+    """Return a job's trackers."""
     names = [str(name) for name in listed(job["report_to"]) if name not in ("none", "all")]
     if others := [name for name in names if name not in TRACKERS]:
         raise Untranslatable(f"{others[0]}: the trackers here are {', '.join(sorted(set(TRACKERS.values())))}")
@@ -186,7 +186,7 @@ def reported(job: Job) -> list[str] | None:
 
 
 def optimizer() -> tuple[Rule, ...]:
-    """Return the rules of AdamW and of its learning rate."""
+    """Return the rules for AdamW and its learning rate."""
     path = "algo.optimizer"
     warmup, share = f"{path}.warmup_steps", f"* steps * {UPDATES}"
     return (
@@ -204,7 +204,7 @@ def optimizer() -> tuple[Rule, ...]:
 
 
 def run() -> tuple[Rule, ...]:
-    """Return the rules of a run: its length, evaluations, checkpoints and trackers."""
+    """Return the rules for a run's length, evaluations, checkpoints and trackers."""
     return (
         Rule(
             "epochs",
@@ -281,7 +281,7 @@ ADAPTER_OPTIONS = {
 
 
 def model(role: str, head: str | None = None) -> tuple[Rule, ...]:
-    """Return the rules of the model that is trained."""
+    """Return the rules for the trained model."""
     made: tuple[tuple[str, Any], ...] = (("head", head), ("new_head", True)) if head else ()
     return (
         Rule(f"{role}.path", "model_name_or_path model_revision", by=_path),
@@ -320,7 +320,7 @@ REFERENCE = Rule("ref.path", "| model_name_or_path model_revision beta", by=_ref
 
 
 def rows(parameter: str, *columns: tuple[str, str]) -> tuple[Rule, ...]:
-    """Return the rules of a dataset and of its held-out rows; `columns` are of ours and theirs."""
+    """Return the rules for a dataset and its held-out rows; `columns` pairs our columns with theirs."""
 
     def split_column(job: Job) -> Null | None:
         return NULL if job["dataset_name"] else None
@@ -351,7 +351,7 @@ def rows(parameter: str, *columns: tuple[str, str]) -> tuple[Rule, ...]:
 
 
 def only(option: str, *allowed: str) -> Rule:
-    """Return a rule that refuses every other value of an option."""
+    """Return a rule that accepts only the option's given value."""
 
     def check(job: Job) -> None:
         if job[option] not in allowed:

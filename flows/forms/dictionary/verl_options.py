@@ -139,7 +139,7 @@ _NEED: Mapping[str, tuple[Any, str]] = MappingProxyType(
 
 
 def plain(option: str) -> str:
-    """Return an option as the tables have it: without Hydra's marks and the prefix of the role.
+    """Return an option as the tables write it: without Hydra's marks and without its role's prefix.
 
     >>> plain("+actor_rollout_ref.rollout.n")
     'rollout.n'
@@ -182,7 +182,7 @@ def _dialect(trainer: str, rules: tuple[Rule, ...]) -> Dialect:
 
 @cache
 def dialects() -> tuple[Dialect, ...]:
-    """Return verl's trainers: a single program, which `algorithm.adv_estimator` divides."""
+    """Return verl's trainers: a single program, divided by `algorithm.adv_estimator`."""
     one = optimizer("actor", "algo.optimizer")
     both = (*optimizer("actor", "algo.actor_optimizer"), *optimizer("critic", "algo.critic_optimizer"))
     return (

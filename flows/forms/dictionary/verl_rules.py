@@ -1,4 +1,4 @@
-"""How parameters here follow from the options of verl 0.9's `ppo_trainer.yaml`, without its prefix."""
+"""Rules that translate the options of verl 0.9's `ppo_trainer.yaml`, without its prefix."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def _over_sampling(job: Job) -> None:
 
 
 def optimizer(role: str, path: str) -> tuple[Rule, ...]:
-    """Return the rules of a role's AdamW and of its learning rate."""
+    """Return the rules for a role's AdamW and its learning rate."""
     options, warmup = f"{role}.optim", f"{path}.warmup_steps"
 
     def clip(job: Job) -> Any:

@@ -27,7 +27,7 @@ HEADS = {
 
 
 def table(found: Translation, file: str) -> str:
-    """Return lines that tell a person what became of each option."""
+    """Return lines that tell a person the outcome of each option."""
     dialect, library = found.job.dialect, found.job.dialect.library
     theirs = f"{NAMES[library]} {VERSIONS[library]}"
     numbers = {what: [each for each in found.outcomes if each.what == what] for what in HEADS}
@@ -73,7 +73,7 @@ def _short(value: Any) -> str:
 
 
 def plain(value: Any) -> str:
-    """Return a value as YAML on a single line.
+    """Format a value as YAML on a single line.
 
     >>> plain([1e-6, "a: b"]), plain("two" + chr(10) + "lines")
     ("[1.0e-06, 'a: b']", '"two\\\\nlines"')
@@ -93,7 +93,7 @@ def _is_read_as(text: str, value: Any) -> bool:
 
 
 def parameter_file(found: Translation, file: str) -> str:
-    """Return the text of a parameter file, each value with the option that it comes from."""
+    """Return a parameter file's text, in which each value names the option it comes from."""
     dialect = found.job.dialect
     origins = {path: f"to fill in: {what}" for path, (_, what) in found.to_fill_in.items() if what}
     for each in found.outcomes:

@@ -1,1 +1,1 @@
-"""The choice of a run's plan: given, preset, searched or measured."""
+"""Choosing a run's plan: given, preset, searched or measured."""

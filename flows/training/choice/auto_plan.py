@@ -28,9 +28,10 @@ PLANS = Path("~/.prefect-rlhf/plans")
 
 
 def auto_plan(question: Question, say: LogLine, words: Words = NO_WORDS) -> tuple[ExecutionPlan, Certificate]:
-    """Return the best known plan with these words and its certificate: found now, or by an earlier run that asked it.
+    """Return the best known plan with these words, and its certificate.
 
-    Raises InvalidInput if no plan with these words fits.
+    The plan is found now, or was found by an earlier run with the same question. Raises InvalidInput if no plan with
+    these words fits.
     """
     file = PLANS.expanduser() / f"{question_hash(question, words)}.yaml"
     plan = remembered_plan(file, question, say)

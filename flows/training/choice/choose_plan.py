@@ -1,4 +1,4 @@
-"""The plan that a run asks for: a searched or measured plan, a preset, or a plan file."""
+"""Finds the plan that a run asks for: searched, measured, a preset, or a plan file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,10 +41,10 @@ class ChosenPlan:
 def choose_plan(request: RunRequest, choice: SinglePlan) -> ChosenPlan:
     """Return the plan of a choice: searched (`auto`), the fastest of `measure(k)`, a preset, or a plan file.
 
-    A preset is completed, and keeps the words of the parameter `placement`, as `auto` does; in the plan of a file they
-    replace the file's. A file's plan may fill the room that others keep. If a plan states no order of devices, copies
-    of trained weights get the order that moves the fewest bytes. A dry run does not measure: it uses the plan that
-    would be measured first. Raises InvalidInput for a plan that cannot run.
+    Words stated in the parameter `placement` hold in a completed preset and in a search, and replace those in a plan
+    file. A plan file may use the headroom that other plans keep free. If a plan states no order of devices, copies of
+    trained weights get the order that moves the fewest bytes. A dry run does not measure: it uses the plan that would
+    be measured first. Raises InvalidInput for a plan that cannot run.
     """
     graph, lease, words = request.graph, request.lease, request.spec.words
     match choice:
@@ -66,7 +66,7 @@ def choose_plan(request: RunRequest, choice: SinglePlan) -> ChosenPlan:
 
 
 def measured_choice(request: RunRequest, count: int) -> ChosenPlan:
-    """Return the fastest of the `count` best plans, each measured; in a dry run the best, which is not measured."""
+    """Run each of the `count` best plans and return the fastest; a dry run returns the best without measuring."""
     plans = best_plans(request, 1 if request.spec.dry_run else count)
     trials = () if request.spec.dry_run else measure(request, plans)
     plan = fastest(trials) if trials else plans[0]
@@ -74,7 +74,7 @@ def measured_choice(request: RunRequest, count: int) -> ChosenPlan:
 
 
 def measured_beside(words: Words, choice: Measure) -> InvalidInput:
-    """Return the error for stated words beside plans of a search that are measured, which differ in their words."""
+    """Return the error for stated words combined with measuring: a search's plans already differ in their words."""
     call, word = sorted(names_of(words))[0]
     right = f"no value with plan: {choice}, which chooses it; set plan to auto, a preset or a plan file"
     return InvalidInput(f"placement.{call}.{word}", words[call][word], right)

@@ -1,4 +1,4 @@
-"""`plan: measure(k)`: run the k best plans of the estimate for two steps each and keep the fastest.
+"""`plan: measure(k)`: run the k plans with the best estimates for two steps each, and keep the fastest.
 
 This is APP's Judger (arXiv:2312.11819, section V-C). A candidate that fails is reported and skipped.
 """
@@ -35,7 +35,7 @@ STEPS_MEASURED = 2  # the first step builds and compiles, the second reuses that
 
 @dataclass(frozen=True, slots=True)
 class PlanTrial:
-    """A plan that ran, or failed to run. Its seconds are for its second step."""
+    """A plan that ran, or failed to run. Its time is that of the second step."""
 
     plan: ExecutionPlan
     predicted_seconds: float
@@ -103,7 +103,7 @@ def fastest(trials: Sequence[PlanTrial]) -> ExecutionPlan:
 
 
 def trial_rows(trials: Sequence[PlanTrial]) -> list[dict[str, str]]:
-    """Return a table of predicted and measured seconds, with the rank of each plan by both, fastest first."""
+    """Return a table of predicted and measured step times with each plan's rank by both, fastest first."""
     ran = {trial.plan.name: trial for trial in trials if trial.measured_seconds is not None}
     predicted = ranking({name: trial.predicted_seconds for name, trial in ran.items()}, longest_first=False)
     measured = ranking({name: trial.measured_seconds or 0.0 for name, trial in ran.items()}, longest_first=False)
@@ -124,7 +124,7 @@ def trial_rows(trials: Sequence[PlanTrial]) -> list[dict[str, str]]:
 
 
 def trials_json(trials: Sequence[PlanTrial]) -> str:
-    """Return the trials as JSON, with the plans themselves as plan files."""
+    """Return the trials as JSON; plans are written as plan files."""
     chosen = fastest(trials)
     plans = [
         {

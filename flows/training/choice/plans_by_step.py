@@ -24,7 +24,7 @@ from prefect_rlhf.placement.plans.switch import closed_instances
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint
 
 PLANS_FILE = "plans.yaml"
-"""The file of a run folder with the plans of a run by step; as `plan` of another run it repeats the switches."""
+"""The run folder's file with its plans by step; as another run's `plan` it repeats the switches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,13 @@ def choose_plans(request: RunRequest) -> tuple[ChosenAt, ...]:
 
 
 def in_effect(plans: Sequence[ChosenAt], finished: int) -> tuple[ChosenPlan, tuple[ChosenAt, ...]]:
-    """Return the plan of a run that begins after `finished` steps, and the plans after it."""
+    """Return the plan that applies after `finished` steps, and the plans that follow."""
     begun = max(index for index, each in enumerate(plans) if each.step <= finished + 1)
     return plans[begun].chosen, tuple(plans[begun + 1 :])
 
 
 def check_steps(choice: PlansByStep, request: RunRequest) -> None:
-    """Raise InvalidInput unless the steps begin at 1, increase, end with the run, and permit a switch."""
+    """Raise InvalidInput unless steps begin at 1, increase, stay below the run's end, and permit a switch."""
     steps, spec, staleness = [step for step, _ in choice.plans], request.spec, request.graph.staleness
     seen = f"steps {', '.join(map(str, steps))}"
     if not steps or steps[0] != 1:
@@ -80,7 +80,7 @@ def check_steps(choice: PlansByStep, request: RunRequest) -> None:
 
 
 def check_switch(request: RunRequest, before: ChosenPlan, after: ChosenAt) -> None:
-    """Raise InvalidInput for a switch that does not fit in host memory, or on a device beside the copies that stay."""
+    """Raise InvalidInput if a switch exceeds host memory, or the memory of a device next to the copies that stay."""
     certificates, graph = (before.certificate, after.chosen.certificate), request.graph
     seen = f"a switch from {before.plan.name} to {after.chosen.plan.name}"
     built = closed_instances(graph, after.chosen.plan, before.plan)
@@ -97,7 +97,7 @@ def check_switch(request: RunRequest, before: ChosenPlan, after: ChosenAt) -> No
 
 
 def plans_yaml(plans: Sequence[ChosenAt]) -> str:
-    """Return the plans of a run as a file that repeats them."""
+    """Return a run's plans as a file that repeats them."""
     return "".join(f"{each.step}:\n{indent(plan_yaml(each.chosen.plan), '  ')}" for each in plans)
 
 

@@ -1,4 +1,4 @@
-"""The summary and the file of a searched plan, for people and for the next run."""
+"""The summary and plan file of a searched plan, for people and for the next run."""
 
 import re
 from collections.abc import Iterator
@@ -18,15 +18,15 @@ PROVED_GAP = 0.0005  # up to this gap, the bound proves the plan itself
 
 
 def summary(planned: Planned, *others: PresetResult, work: IterationWork | None = None) -> str:
-    """Return a summary of a plan: its proof, and a table with `others` and presets.
+    """Summarise a plan: its proof, and a table that compares it with `others` and with presets.
 
-    With the `work` of an iteration it includes the throughput.
+    Includes the throughput if the `work` of an iteration is given.
     """
     return "\n".join([*proof_lines(planned, work), table(planned.rows(*others, work=work))])
 
 
 def proof_lines(planned: Planned, work: IterationWork | None = None) -> Iterator[str]:
-    """Yield lines about a plan: estimate, bound, throughput, binding constraint, search."""
+    """Yield lines about a plan: estimate, bound, throughput, the limiting constraint, and the search."""
     yield f"{planned.seconds:.4g} s per iteration by the estimate, {_against_bound(planned)}"
     yield from _causes(planned)
     if work is not None:
@@ -98,6 +98,6 @@ def _causes(planned: Planned) -> Iterator[str]:
 
 
 def plan_file(planned: Planned, plan: ExecutionPlan, work: IterationWork | None = None) -> str:
-    """Return a plan file of `plan`, with the search's summary as comments at the top."""
+    """Return a plan file for `plan` that begins with the search's summary as comments."""
     comments = "\n".join(f"# {line}".rstrip() for line in summary(planned, work=work).splitlines())
     return f"{comments}\n{plan_yaml(plan)}"

@@ -1,1 +1,1 @@
-"""Replanning: prices checked by measured steps, later plans predicted, and the switch to a better plan."""
+"""Replanning: measured steps check predicted times, later plans are predicted, and a run switches to a better plan."""

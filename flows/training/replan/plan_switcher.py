@@ -1,6 +1,6 @@
-"""`replan: switch`: a run switches to a better plan by itself, if that pays in the steps that are left.
+"""`replan: switch`: a run switches to a better plan on its own, if that pays off in the remaining steps.
 
-A check is that of `replan: say`, after the first steps and then every `replan_every` steps.
+It checks as `replan: say` does, after the first steps and then every `replan_every` steps.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from prefect_rlhf.tasks.running.switch.requests import Switches
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 LEAST_SHARE = 0.5
-"""Share of its predicted gain: a switch that gained less is the run's last."""
+"""If a switch gains less than this share of its predicted gain, it is the run's last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The seconds and the trained tokens of a step: medians of some steps."""
+    """A step's seconds and trained tokens, as medians of several steps."""
 
     seconds: float
     tokens: float
@@ -54,7 +54,9 @@ class Pace:
 
 @dataclass(slots=True)
 class PlanSwitcher:
-    """A run's checks and switches. `plans` are its plans so far, the last in use; `step` is the last that ended."""
+    """Decides when a run switches. `plans` are its plans so far, the current plan last; `step` is the last finished
+    step.
+    """
 
     request: RunRequest
     policy: Switch
@@ -69,7 +71,7 @@ class PlanSwitcher:
     _starts: dict[EngineKind, float] = field(default_factory=dict, init=False)
 
     def step_ended(self, journal: Journal) -> str | None:
-        """Return a line if a check has a result. Ask for a switch if a better plan pays."""
+        """Return a line if a check has a result. Requests a switch if a better plan pays off."""
         self.step, self._steps = self.step + 1, self._steps + 1
         if self._is_over or self._next is not None:
             return None
@@ -80,16 +82,16 @@ class PlanSwitcher:
         return self._begin(journal) if self._is_due() else None
 
     def built(self, instance: ModelInstance, seconds: float) -> None:
-        """Note the start of an engine: the longest counts."""
+        """Note how long an engine took to start; the longest time counts."""
         self._starts[instance.engine] = max(seconds, self._starts.get(instance.engine, 0.0))
 
     def switches(self, run: TrainingRun) -> LaterPlan:
-        """Return the plan that the run switches to now, which this has asked for."""
+        """Return the plan that this object asked to switch to."""
         assert self._next is not None
         return later_plan(self.request, self._plan, ChosenAt(run.finished + 1, self._next), self._starts)
 
     def switched(self, run: TrainingRun, journal: Journal) -> None:
-        """Add the plan to the file that repeats the run."""
+        """Add the new plan to the file that repeats the run."""
         assert self._next is not None
         self.plans.append(ChosenAt(run.finished + 1, self._next))
         self._next, self._steps = None, 0
@@ -167,7 +169,7 @@ class PlanSwitcher:
 
 
 def pace(journal: Journal, steps: int) -> Pace | None:
-    """Return the pace of the last steps, at most `steps`, without the first; None if fewer than two of them trained."""
+    """Return the pace of up to `steps` recent steps, without the first step; None if fewer than two of them trained."""
     spans = journal.last_steps(min(STEPS_KEPT, steps))
     ends, tokens = step_ends(spans), defaultdict[int, int](int)
     for span in spans:

@@ -1,4 +1,4 @@
-"""The predictions of a run: of the first steps under each of its plans, and of its switches."""
+"""Predictions for a run: its first steps under each plan, and its switches."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -18,7 +18,7 @@ from prefect_rlhf.tasks.reporting.report import LaterPlan
 
 
 def predict_run(request: RunRequest, augmented: AugmentedGraph) -> Prediction | None:
-    """Predict each node's time. Unknown hardware does not stop a run whose plan is given: it returns None."""
+    """Predict each node's time. Returns None for unknown hardware, which does not stop a run with a given plan."""
     try:
         later = distant_nodes(augmented, request.spec.checkpoint_every)
         prediction = predict(augmented, request.workload, request.cost_sources, later)
@@ -36,9 +36,9 @@ def later_plan(
     after: ChosenAt,
     starts: Mapping[EngineKind, float] = NOT_MEASURED,
 ) -> LaterPlan:
-    """Return the graph of the first steps under a later plan, with the predictions of its nodes and of the switch.
+    """Return the graph of the first steps under a later plan, with predicted times of its nodes and of the switch.
 
-    `starts` are measured seconds of the start of an engine.
+    `starts` are engines' measured start-up times in seconds.
     """
     plan, spec = after.chosen.plan, request.spec
     augmented = preview(request.graph, plan, spec.steps, after.step - 1, spec.checkpoint_every)
@@ -49,7 +49,7 @@ def later_plan(
 
 
 def predicted_by(first: Prediction | None, later: Sequence[LaterPlan]) -> Callable[[str], float | None]:
-    """Return a node's predicted time in seconds, by its id, under its step's plan; `later` may grow."""
+    """Return a node's predicted seconds under its step's plan, by node id; `later` may grow."""
 
     def seconds(node: str) -> float | None:
         step, prediction = int(node.rpartition("@")[2]), first

@@ -1,7 +1,7 @@
-"""`replan: say`: after a few steps of a run, check the prices of its plan by its measured seconds.
+"""`replan: say`: after a few steps, check the plan's predicted times against measured times.
 
-The check corrects constants of the cost model and searches again, in a process that yields to the run. A line names a
-better plan and the way to switch to it. The folder of the run keeps the result, so a resumed run does not repeat it.
+The check corrects constants of the cost model and searches again, in a process that yields to the run. A log line names
+a better plan and how to switch to it. The run folder keeps the result, so a resumed run does not check again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TRY_PLANS = "plan: measure(3) compares plans by measured steps"
 
 @dataclass(slots=True)
 class PriceCheck:
-    """The check of a run: once, after its first steps."""
+    """A run's single check, after its first steps."""
 
     request: RunRequest
     policy: Say
@@ -54,7 +54,7 @@ class PriceCheck:
     _is_over: bool = field(default=False, init=False)
 
     def step_ended(self, journal: Journal) -> str | None:
-        """Return a line for the run's log if the check has a result that its reader can act on."""
+        """Return a line for the run's log, if the check has a result that you can act on."""
         self._steps += 1
         if self._is_over or self._steps < STEPS_AWAITED:
             return None
@@ -116,10 +116,10 @@ def begun_recheck(
     searched: bool = False,
     yields: bool = True,
 ) -> RecheckProcess:
-    """Start the process that prices a plan by the measured `spans` of its steps. Raises OSError if it cannot start.
+    """Start a process that prices a plan again, given its steps' measured `spans`. Raises OSError if it cannot start.
 
-    `least_gain` is the share of a step that a better plan must save. `searched`: the plan is the answer of an earlier
-    check. `yields`: the process yields to all other programs.
+    `least_gain` is the share of a step that a better plan must save. `searched` says that an earlier check found the
+    plan, `yields` that the process yields to all other programs.
     """
     rollouts = sorted((journal.run_dir / ROLLOUTS).glob("*.parquet"))
     question = RecheckRequest(
@@ -137,7 +137,7 @@ def begun_recheck(
 
 
 def record_of(plan: ExecutionPlan, found: Recheck) -> dict[str, object]:
-    """Return a plan check's result, as the run keeps it in a file."""
+    """Return a check's result for `plan` in the form of the run's file."""
     return {
         "plan": plan_yaml(plan),
         "correction": asdict(found.fitted.correction),
@@ -149,7 +149,7 @@ def record_of(plan: ExecutionPlan, found: Recheck) -> dict[str, object]:
 
 
 def gain_in_words(found: Recheck, name: str) -> str:
-    """Return the gain of the better plan over the plan `name`, and the reason for it."""
+    """Describe the better plan's gain over the plan `name`, and the reason for it."""
     prices = f"constants of the measured steps: {found.fitted.correction}"
     if found.fitted.confirms:
         prices = "the constants, which the measured steps confirm"
@@ -158,7 +158,7 @@ def gain_in_words(found: Recheck, name: str) -> str:
 
 
 def way_to_switch(run_dir: Path, spec: RunSpec, done: int) -> str:
-    """Return how a reader can use the better plan of a run that has done so many steps."""
+    """Explain how to use the better plan in a run that has finished `done` steps."""
     use, every = f"-p plan={shown(run_dir / BETTER_PLAN)}", spec.checkpoint_every
     if every is None or (at := (done // every + 1) * every) >= spec.steps:
         return f"to use it in the next run: {use}"
@@ -167,7 +167,7 @@ def way_to_switch(run_dir: Path, spec: RunSpec, done: int) -> str:
 
 
 def price_check(request: RunRequest, plan: ExecutionPlan, predicted: Prediction | None) -> PriceCheck | None:
-    """Return the check of a run with one plan; None if it is off, was made before, or lacks predictions or steps."""
+    """Return the check of a run with one plan. None if it is off, was made before, or lacks predictions or steps."""
     policy = request.spec.replanning
     if not isinstance(policy, Say) or predicted is None:
         return None

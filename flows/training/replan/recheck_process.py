@@ -1,8 +1,8 @@
-"""A process that prices a run's plan again while the run trains.
+"""Prices a run's plan again in another process while the run trains.
 
-It may yield: it then has only the processor time that no other program wants, and two busy cores can starve it for
-minutes. `RecheckProcess` starts it. It reads a request from its standard input and writes its answer to its standard
-output. A pipe without writes ends with the run's process, and the process then ends at once.
+If it yields, it gets only processor time that no other program wants, so two busy cores can starve it for minutes.
+`RecheckProcess` starts it. It reads a request from standard input and writes its answer to standard output. It ends
+with the run: an otherwise unused pipe then closes.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ with suppress(OSError, AttributeError):
 with suppress(OSError), open("/proc/self/autogroup", "w") as file:
     file.write("19")
 """
-"""It yields to all other programs before its first import. A container may forbid the policy, which only Linux has.
-Linux may share cores equally among sessions (autogroups): then the session needs a priority of its own."""
+"""Makes the process yield to all other programs before its first import. A container may forbid the policy, which only
+Linux has. Linux may share cores equally among sessions (autogroups), so the session needs a priority of its own."""
 _TAKE = f"import sys\nfrom {take.__module__} import take\ntake(int(sys.argv[2]))\n"
 _PROGRAM = f"{_TAKE}from {__name__} import main\nmain()"
 _COMMAND = (sys.executable, "-P", "-c")
@@ -62,7 +62,7 @@ class RecheckRequest:
     least_gain: float
 
     def answer(self) -> Recheck | None:
-        """Price the plan, for responses as long as the recorded responses."""
+        """Price the plan for responses as long as the recorded responses."""
         workload = _as_recorded(self.question.workload, self.rollouts)
         was_searched = self.was_searched and workload == self.question.workload
         question = replace(self.question, workload=workload)
@@ -71,7 +71,7 @@ class RecheckRequest:
 
 
 class RecheckProcess:
-    """A running recheck, which `yields` to all other programs or not. Raises OSError if it cannot start."""
+    """A running recheck; if it `yields`, all other programs go first. Raises OSError if it cannot start."""
 
     def __init__(self, request: RecheckRequest, yields: bool = True) -> None:
         self._output = TemporaryFile()  # noqa: SIM115  closed by `close`
@@ -94,7 +94,7 @@ class RecheckProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether it has answered or failed."""
+        """Whether the process has answered or failed."""
         return self._process.poll() is not None
 
     def answer(self) -> Recheck | None:
@@ -119,7 +119,7 @@ class RecheckProcess:
 
 
 def main() -> None:
-    """Answer the request on standard input. The arguments are the pipe of the run's process, and its variables."""
+    """Answer the request on standard input. Arguments: the run's pipe, and its environment variables."""
     threading.Thread(target=_end_with_run, args=(int(sys.argv[1]),), daemon=True).start()
     request: RecheckRequest = pickle.load(sys.stdin.buffer)
     for name, traits in request.traits.items():

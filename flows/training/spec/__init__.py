@@ -1,1 +1,1 @@
-"""The request for a run, read from its form once: the place of its files, its plans, its switches."""
+"""The request for a run, parsed once from its form: place of files, plans, switches."""

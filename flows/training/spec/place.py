@@ -1,4 +1,4 @@
-"""The folders of a run's files, and of the checkpoint that it continues from: on this machine, or in its mirrors."""
+"""A run's folders, and the checkpoint it continues from: on this machine, or in a mirror of a remote store."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +12,14 @@ FIELD = "output_dir"
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """The folder that contains the run's folder. `url` is the folder in a store that it mirrors, if it is a mirror."""
+    """The folder that contains the run's folder. If it is a mirror, `url` is the store's folder."""
 
     folder: Path
     url: str | None = None
 
 
 def read_place(output_dir: str) -> RunPlace:
-    """Return the place that `output_dir` names. Raises InvalidInput for a text that is no path, or a read-only store.
+    """Return the place named by `output_dir`. Raises InvalidInput for invalid paths and read-only stores.
 
     >>> read_place("s3://bucket/runs").url, read_place("/tmp/runs")
     ('s3://bucket/runs', RunPlace(folder=PosixPath('/tmp/runs'), url=None))
@@ -31,9 +31,9 @@ def read_place(output_dir: str) -> RunPlace:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The checkpoint that a run continues from: the newest in the run's place, or that of `folder`.
+    """The checkpoint that a run continues from: its own newest, or the checkpoint in `folder`.
 
-    `folder` belongs to a run or to a checkpoint. `is_own`: the same run wrote it, and was started again.
+    `folder` is a run's or a checkpoint's. `is_own` says that the run itself wrote it and was restarted.
     """
 
     folder: Path | None = None
@@ -41,7 +41,7 @@ class Resume:
 
 
 def read_resume(resume_from: str | None) -> Resume | None:
-    """Return the checkpoint that `resume_from` names. Raises InvalidInput for a remote path that has no mirror.
+    """Return the checkpoint named by `resume_from`. Raises InvalidInput for a remote path without a mirror.
 
     >>> read_resume("latest"), read_resume("runs/amber")
     (Resume(folder=None, is_own=False), Resume(folder=PosixPath('runs/amber'), is_own=False))

@@ -1,4 +1,4 @@
-"""The parameter `plan` as a value: a search, a measurement, a preset, a file, or several of them by step."""
+"""The parameter `plan` as a value: a search, a measurement, a preset, a file, or several plans by step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_PLANS = 10
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """The answer of a search before the run."""
+    """Search for a plan before the run."""
 
     def __str__(self) -> str:
         return AUTO
@@ -28,7 +28,7 @@ class Auto:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """The fastest of a search's best `count` plans, after a measurement of each."""
+    """Measure a search's best `count` plans, and use the fastest."""
 
     count: int
 
@@ -38,7 +38,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class PresetPlan:
-    """A preset by its name, which may be misspelt: its completion raises with the list of presets."""
+    """A preset by name. A misspelt name raises at completion, with a list of presets."""
 
     name: str
 
@@ -48,7 +48,7 @@ class PresetPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlanFile:
-    """A plan file, which may be missing: its reading raises."""
+    """A plan file. A missing file raises when it is read."""
 
     path: Path
 
@@ -58,7 +58,7 @@ class PlanFile:
 
 @dataclass(frozen=True, slots=True)
 class PlanContent:
-    """The content of a plan file, in a file of plans by step."""
+    """A plan written inline, in a file of plans by step."""
 
     content: Any
 
@@ -71,7 +71,9 @@ SinglePlan = Auto | Measure | PresetPlan | PlanFile | PlanContent
 
 @dataclass(frozen=True, slots=True)
 class PlansByStep:
-    """Plans with their first steps, in the stated order; `file` has them, unless the form does."""
+    """Plans with their first steps, in the stated order; `file` is the file they come from, unless the form states
+    them.
+    """
 
     plans: tuple[tuple[int, SinglePlan], ...]
     file: Path | None = None
@@ -88,7 +90,7 @@ class PlansByStep:
         return ", ".join([*(name for _, name in names[:1]), *(f"{name} from {step}" for step, name in names[1:])])
 
     def until(self, step: int) -> PlansByStep | None:
-        """Return the plans that begin at `step` or before; None without any."""
+        """Return the plans that begin at or before `step`; None if no plan does."""
         plans = tuple(each for each in self.plans if each[0] <= step)
         return PlansByStep(plans, self.file) if plans else None
 
@@ -97,7 +99,7 @@ PlanChoice = SinglePlan | PlansByStep
 
 
 def is_searched(choice: PlanChoice) -> bool:
-    """Whether a search chooses a plan of the run.
+    """Whether the run uses a plan from a search.
 
     >>> [is_searched(read_plan_choice(plan)) for plan in ("measure(3)", {1: "flattening", 6: "auto"}, "flattening")]
     [True, True, False]
@@ -107,10 +109,10 @@ def is_searched(choice: PlanChoice) -> bool:
 
 
 def read_plan_choice(plan: str | Mapping[int, str]) -> PlanChoice:
-    """Return the plan or the plans that a parameter `plan` states. A file is read only to see if it has plans by step.
+    """Parse the parameter `plan`. A file is read only to see whether it has plans by step.
 
-    Raises InvalidInput for `measure` without a valid number, for a file that is no YAML, and for an entry of plans by
-    step that is no single plan.
+    Raises InvalidInput for `measure` without a valid number, a file that is not YAML, and an entry of plans by step
+    that is not a single plan.
     """
     if not isinstance(plan, str):
         return PlansByStep(tuple((step, _entry(step, each)) for step, each in plan.items()))
@@ -121,7 +123,7 @@ def read_plan_choice(plan: str | Mapping[int, str]) -> PlanChoice:
 
 
 def read_plans_by_step(file: Path) -> PlansByStep | None:
-    """Return the plans by step of a file; None for a missing file, and for the file of a single plan."""
+    """Return a file's plans by step; None for a missing file or the file of a single plan."""
     content = read_yaml(FIELD, file) if file.is_file() else None
     if not isinstance(content, dict) or not content or not all(isinstance(step, int) for step in content):
         return None

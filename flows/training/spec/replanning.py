@@ -1,4 +1,4 @@
-"""The parameter `replan` as a value: what a run does if measured steps show a better plan."""
+"""The parameter `replan` as a value: the reaction to a better plan found by measuring steps."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from prefect_rlhf.flows.forms.options import RunOptions
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Name a plan that saves at least `gain` of a step, once."""
+    """Report once a plan that saves at least `gain` of a step."""
 
     gain: float
 

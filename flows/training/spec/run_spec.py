@@ -1,4 +1,4 @@
-"""A run as it was asked for, in values: read from the form at the edge, and the only thing that is passed on."""
+"""A run request as values, parsed once from the form; only these are passed on."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ NO_BEST_METRIC = "best_metric is not set"
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """What you ask of a run, for any algorithm.
+    """Everything that you ask of a run, for any algorithm.
 
-    `words` are the stated words of calls' placements. `epochs` count in place of `steps` until the data are read
-    (`with_steps`). Other fields have the names and the units of the form.
+    `words` are the stated placement words of calls. `epochs` replaces `steps` until the data are read (`with_steps`).
+    The other fields have the form's names and units.
     """
 
     place: RunPlace
@@ -57,15 +57,15 @@ class RunSpec:
 
     @property
     def is_restart(self) -> bool:
-        """Whether the run was started again, and continues from a checkpoint of its own."""
+        """Whether this is a restarted run that continues from its own checkpoint."""
         return self.resume is not None and self.resume.is_own
 
 
 @dataclass(frozen=True, slots=True)
 class AskedRun:
-    """A run of `algorithm` with the `arguments` of its body.
+    """A run of `algorithm` with the `arguments` for its body.
 
-    `commits` are those that an earlier attempt at this run read of repositories on the Hub, by repository and branch.
+    `commits` are the commits that an earlier attempt at this run read from the Hub, by repository and branch.
     """
 
     algorithm: Algorithm
@@ -74,23 +74,23 @@ class AskedRun:
     commits: Mapping[str, str] = field(default_factory=dict)
 
     def dry(self) -> AskedRun:
-        """Return the run without its steps: checks, plan and graph."""
+        """Return the same run as a dry run: checks, plan and graph, but no steps."""
         return replace(self, spec=replace(self.spec, dry_run=True))
 
     def restarted(self, checkpoint: Path | None, commits: Mapping[str, str]) -> AskedRun:
-        """Return the run as it continues after it was started again, from its own `checkpoint` if that exists."""
+        """Return the restarted run, which continues from its own `checkpoint` if that exists."""
         resume = self.spec.resume if checkpoint is None else Resume(checkpoint, is_own=True)
         return replace(self, spec=replace(self.spec, resume=resume), commits=commits)
 
 
 def asked_run(algorithm: Algorithm, parameters: Mapping[str, Any]) -> AskedRun:
-    """Return the run that checked parameters ask for. Raises InvalidInput for values that contradict each other."""
+    """Return the run described by checked parameters. Raises InvalidInput for values that contradict each other."""
     options, arguments = RunOptions.split(parameters)
     return AskedRun(algorithm, arguments, read_spec(options))
 
 
 def stated_parameters(algorithm: Algorithm, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a run, defaults included, as plain values for its record."""
+    """Return a run's parameters, defaults included, as plain values for its record."""
     options, arguments = RunOptions.split(parameters)
     signature = inspect.Signature([*own_parameters(algorithm.body), *RunOptions.signature()])
     return plain_parameters(
@@ -99,7 +99,7 @@ def stated_parameters(algorithm: Algorithm, parameters: Mapping[str, Any]) -> di
 
 
 def read_spec(options: RunOptions) -> RunSpec:
-    """Return the form's options as values. Raises InvalidInput for a wrong value, NotUsed for one without effect."""
+    """Parse the form's options. Raises InvalidInput for a wrong value, and NotUsed for a value without effect."""
     _check_used(options)
     return RunSpec(
         place=read_place(options.output_dir),

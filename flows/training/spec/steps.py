@@ -1,4 +1,4 @@
-"""The number of steps of a run: `epochs` becomes `steps`, and schedules end at the last optimizer step."""
+"""A run's number of steps: `epochs` becomes `steps`, and schedules end at the last optimizer step."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from prefect_rlhf.placement.models.model import ModelSpec
 
 
 def falling_over(graph: DataflowGraph, steps: int) -> DataflowGraph:
-    """Return the graph with `decay_steps` set for all of a run's `steps` in each decaying optimizer that lacks it.
+    """Return the graph with `decay_steps` set to the run's `steps` in each decaying optimizer that lacks it.
 
     Raises InvalidInput if the warm-up leaves no step for the decay.
     """
@@ -30,9 +30,9 @@ def _falling_over(model: ModelSpec, graph: DataflowGraph, steps: int) -> ModelSp
 
 
 def with_steps(spec: RunSpec, graph: DataflowGraph) -> RunSpec:
-    """Return the run with the `steps` that its `epochs` take, rounded up; steps continue across passes.
+    """Convert the run's `epochs` to `steps`, rounded up; steps continue across passes.
 
-    An epoch is a pass over the dataset whose rows the first trained role learns from.
+    An epoch is a pass over the dataset that the first trained role learns from.
     """
     if spec.epochs is None:
         return spec

@@ -15,7 +15,9 @@ from prefect_rlhf.placement.models.engine_constants import GRADIENT_BYTES
 
 @dataclass(frozen=True, slots=True)
 class CollectiveGroup:
-    """`size` devices that work on a collective; `per_node` of them share a node, and so its way to the others."""
+    """`size` devices that work on a collective; `per_node` of them share a node, and so share its link to other
+    nodes.
+    """
 
     size: int
     span: LinkSpan
@@ -37,15 +39,16 @@ def share_seconds(num_bytes: float, group: CollectiveGroup, links: Links) -> flo
 
 
 def replicas_seconds(num_parameters: float, item_bytes: int, group: CollectiveGroup, links: Links) -> float:
-    """Return the seconds to sum gradients, each replica its share, and to give every replica new weights (ZeRO 1)."""
+    """Return the seconds to sum gradients, each replica a share, and to give every replica the new weights (ZeRO 1)."""
     gradients = share_seconds(num_parameters * GRADIENT_BYTES, group, links)
     return gradients + share_seconds(num_parameters * item_bytes, group, links)
 
 
 def all_to_all_seconds(num_bytes: float, group: CollectiveGroup, links: Links) -> float:
-    """Return the seconds until every device has sent `num_bytes` in equal parts to all of the group, itself included.
+    """Return the seconds until every device has sent `num_bytes`, in equal parts, to all devices of the group and
+    itself.
 
-    Every device has its own share of the network, and uses both kinds of links at once: the busier kind counts.
+    Every device has its own share of the network and uses both kinds of links at once, so the busier kind counts.
 
     >>> all_to_all_seconds(1e9, CollectiveGroup(4, "network", 2), Links(2e12, 1e11, 1e10, 2e10))
     0.05

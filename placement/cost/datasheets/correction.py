@@ -1,7 +1,7 @@
 """Corrects a datasheet's constants: a factor on the seconds that each of them causes.
 
-A factor of a constant applies to all calls that depend on it, under every plan. A factor of a call would not apply to
-the same call under another plan.
+A constant's factor applies to all calls that depend on it, under every plan. A factor for a call would not apply to the
+same call under another plan.
 """
 
 from __future__ import annotations
@@ -19,31 +19,34 @@ SHOWN = 1.1  # a factor nearer to 1 is not mentioned
 class Correction:
     """Factors on seconds: 2 means that a constant's work takes twice as long as by the datasheet.
 
-    `compute` is of matrix products, `memory` of reads and writes of device memory, `link` of messages within a node,
-    `network` of messages between nodes, `host` of copies between device and host. `eager_launch` and `graph_launch` are
-    of a layer's kernels without and with CUDA graphs, with the host's work for a decoding step. `call` is of the fixed
-    part of a call, and of the host's work to take new weights.
-
     >>> print(Correction(compute=0.15, link=2.7))
     compute 6.67 times as fast, link 2.7 times as slow
     """
 
     compute: float = 1.0
+    """For matrix products."""
     memory: float = 1.0
+    """For reads and writes of device memory."""
     link: float = 1.0
+    """For messages within a node."""
     network: float = 1.0
+    """For messages between nodes."""
     host: float = 1.0
+    """For copies between device and host."""
     eager_launch: float = 1.0
+    """For launching a layer's kernels without CUDA graphs."""
     graph_launch: float = 1.0
+    """For launching them with CUDA graphs, and for the host's work for a decoding step."""
     call: float = 1.0
+    """For the fixed part of a call, and the host's work to take new weights."""
 
     @classmethod
     def of_logs(cls, logs: Iterable[float]) -> Correction:
-        """Return the correction with these logarithms of its factors, in the order of `CONSTANTS`."""
+        """Return the correction with these logarithms of factors, in the order of `CONSTANTS`."""
         return cls(**{name: exp(log) for name, log in zip(CONSTANTS, logs, strict=True)})
 
     def on(self, hardware: Hardware) -> Hardware:
-        """Return a node whose constants are corrected."""
+        """Return a node with corrected constants."""
         sheet, reached, network = hardware.device, hardware.efficiency, hardware.network
         device = replace(
             sheet,

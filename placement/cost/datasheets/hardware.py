@@ -1,7 +1,8 @@
-"""Peaks of devices and links by their datasheets, and the share of them that real kernels reach.
+"""Peaks of devices and links, from datasheets, and the share of the peaks that real kernels reach.
 
-A datasheet says peaks. `Efficiency` holds the constants of a runtime between peaks and measured calls. Its defaults
-were set once, on ReaL's appendix tables 4 to 6 (H100, 7B). They hold for every kind of call, plan, model and device.
+A datasheet has only peaks. `Efficiency` holds a runtime's constants, which lead from peaks to measured calls. Its
+defaults were set once, on ReaL's appendix tables 4 to 6 (H100, 7B). They hold for every kind of call, plan, model and
+device.
 """
 
 from __future__ import annotations
@@ -24,55 +25,49 @@ LinkSpan = Literal["device", "node", "network", "host"]
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """The constants of a runtime between peaks and the times of calls; they are independent of call, plan and model.
-
-    `matmul`: share of peak FLOP/s in large matrix products. `memory`: share of memory bandwidth in kernels that only
-    move bytes. `link`: share of a link's bandwidth in collectives and copies. `link_latency_seconds`: of a hop of a
-    collective. `passes`: how often a layer's forward reads or writes [tokens, hidden] outside matrix products (norms in
-    float32, residuals); tensor parallelism does not divide it. `graph_layer_seconds` and `eager_layer_seconds`: the
-    launches of a layer's kernels, with and without CUDA graphs. `call_seconds`: the fixed part of every call (request,
-    gather and split of its batch); the value is ReaL's, and another runtime has its own.
-
-    The others are what engines of today have and ReaL's tables do not show. `graph_passes`: as `passes`, in an engine
-    that replays graphs, whose kernels are fused. `gradient_pass_bytes`: per parameter and micro-batch, if gradients are
-    added to their sums in passes of their own. `makes_logits_again`: the backward pass does. `host_step_seconds` and
-    `host_row_seconds`: the host's work for a decoding step in an engine that replays graphs, and for each of its rows,
-    while the devices wait. `taken_layer_seconds`: the host's work to bring new weights of a layer into another engine.
-    `attention`: speed of the attention kernels of forward and backward relative to flash attention 2 (0: as fast as
-    other products); a row of `attention_half` tokens reaches half of it.
-    """
+    """A runtime's constants, which lead from peaks to call times; they are independent of call, plan and model."""
 
     matmul: float = 0.75
+    """Share of peak FLOP/s in large matrix products."""
     memory: float = 0.8
+    """Share of memory bandwidth in kernels that only move bytes."""
     link: float = 0.6
+    """Share of a link's bandwidth in collectives and copies."""
     link_latency_seconds: float = 10e-6
+    """Latency of a hop of a collective."""
     passes: float = 40.0
+    """How often a layer's forward reads or writes [tokens, hidden] outside matrix products (norms in float32,
+    residuals). Tensor parallelism does not divide it."""
     graph_layer_seconds: float = 190e-6
+    """Launching a layer's kernels with CUDA graphs."""
     eager_layer_seconds: float = 700e-6
+    """Launching a layer's kernels without CUDA graphs."""
     call_seconds: float = 2.2
+    """The fixed part of every call (request, gather and split of its batch). The default is ReaL's; other runtimes have
+    their own."""
     graph_passes: float = 40.0
+    """`passes` in an engine that replays graphs with fused kernels. This and all constants below describe today's
+    engines; ReaL's tables do not show them."""
     gradient_pass_bytes: float = 0.0
+    """Per parameter and micro-batch, if gradients are added to their sums in separate passes."""
     makes_logits_again: bool = False
+    """Whether the backward pass computes logits again."""
     host_step_seconds: float = 0.0
+    """The host's work for a decoding step in an engine that replays graphs, while the devices wait."""
     host_row_seconds: float = 0.0
+    """The same for each row of the step."""
     taken_layer_seconds: float = 0.0
+    """The host's work to bring a layer's new weights into another engine."""
     attention: float = 0.0
+    """Speed of the attention kernels of forward and backward relative to flash attention 2; 0 means as fast as other
+    products."""
     attention_half: float = 0.0
+    """The number of tokens in a row that reaches half of that speed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Datasheet:
-    """A kind of device. Bandwidths are bytes per second, a link's in each direction and per device.
-
-    A `measured` kind has no datasheet: its times come from a profile only. A device that `is_host` has no host that
-    runs ahead of it, so launches never hide behind its work. `elementwise_share` is the part of the memory bandwidth
-    that element-wise work reaches: a GPU waits for its memory, a processor core for its arithmetic. `decoding_share` is
-    the part of the FLOP/s of large products that products of a decoding step reach for its first FEW_ROWS rows if
-    arithmetic limits them, `further_rows_share` the part that they reach for all further rows.
-    `host_bytes` is the memory of a usual host of such devices, for each of them; 0: not known. `product_share` is the
-    part of the peak that the library's products reach, relative to those of NVIDIA's GPUs. `attention_share` is the
-    part of the peak that flash attention 2 reaches over long rows.
-    """
+    """A kind of device. Bandwidths are in bytes per second, a link's in each direction and per device."""
 
     name: str
     bfloat16_flops: float
@@ -83,16 +78,26 @@ class Datasheet:
     host_bytes_per_second: float
     source: str
     measured: bool = False
+    """Such a kind has no datasheet: its times come only from a profile."""
     is_host: bool = False
+    """Such a device has no host that runs ahead of it, so launches never hide behind its work."""
     elementwise_share: float = 1.0
+    """The share of memory bandwidth that element-wise work reaches: a GPU waits for memory, a processor core for
+    arithmetic."""
     decoding_share: float = 1.0
+    """The share of large products' FLOP/s that a decoding step's products reach for the first FEW_ROWS rows, if
+    arithmetic limits them."""
     further_rows_share: float = 1.0
+    """The same for all further rows."""
     host_bytes: int = 0
+    """Memory of a usual host of such devices, per device; 0 means unknown."""
     product_share: float = 1.0
+    """The share of the peak that the library's products reach, relative to those of NVIDIA's GPUs."""
     attention_share: float = 0.35
+    """The share of the peak that flash attention 2 reaches on long rows."""
 
     def flops_per_second(self, dtype: Dtype) -> float:
-        """Return the dense peak in that format."""
+        """Return the dense peak in that format, in FLOP/s."""
         return self.bfloat16_flops if dtype == "bfloat16" else self.float32_flops
 
 
@@ -143,13 +148,14 @@ def relative_speeds(nodes: Sequence[Hardware]) -> tuple[float, ...]:
 
 
 def parts_of_the_fastest(speeds: Sequence[float]) -> tuple[float, ...]:
-    """Return speeds relative to the highest, to three digits; empty if all are alike."""
+    """Return speeds relative to the highest, to three digits; empty if all are equal."""
     return () if len(set(speeds)) == 1 else tuple(round(speed / max(speeds), 3) for speed in speeds)
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Reached bytes per second of a device in each direction, for each `LinkSpan`; a network of 0 does not exist.
+    """The bytes per second that a device reaches in each direction, for each `LinkSpan`; 0 means that no network
+    exists.
 
     `latency_seconds` is per message, `network_latency_seconds` per message between nodes.
     """
@@ -170,15 +176,15 @@ class Links:
         return num_bytes / self.of(span) + self.latency(span) if num_bytes > 0 else 0.0
 
     def faster(self, factor: float) -> Links:
-        """Return links within a node that are `times` as fast."""
+        """Return links that are `factor` times as fast within a node."""
         return replace(self, device=self.device * factor, node=self.node * factor, host=self.host * factor)
 
     def latency(self, span: LinkSpan) -> float:
-        """Return the time that a message takes besides its bytes, in seconds."""
+        """Return a message's latency, the time it takes in addition to its bytes, in seconds."""
         return max(self.latency_seconds, self.network_latency_seconds) if span == "network" else self.latency_seconds
 
     def of(self, span: LinkSpan) -> float:
-        """Return the bytes per second to a span. Raises InvalidInput for a network that does not exist."""
+        """Return the bytes per second over a span. Raises InvalidInput for a network that does not exist."""
         bandwidth: float = getattr(self, span)  # each span is a field
         if not bandwidth:
             raise InvalidInput("cluster.network", "none", "a network between nodes, for a plan that spans them")
@@ -209,7 +215,7 @@ rows and libraries."""
 def usual_host_bytes(device: Datasheet, devices_per_node: int) -> int:
     """Return the host memory that plans may use on a node if it is not stated; 0 (no limit) if unknown.
 
-    The memory of the usual host of such devices is known for eight devices; a smaller node has its share.
+    A usual host's memory is known for eight devices; a smaller node gets its share.
     """
     return int(devices_per_node * device.host_bytes * HOST_SHARE)
 
@@ -274,7 +280,7 @@ NETWORKS: Mapping[str, Network] = MappingProxyType({network.name: network for ne
 
 
 def datasheet(name: str, field: str = "device", among: Mapping[str, Datasheet] = DATASHEETS) -> Datasheet:
-    """Return the datasheet of that name, or of a product's full name. Raises InvalidInput for an unknown name.
+    """Return the datasheet with that name or full product name. Raises InvalidInput for an unknown name.
 
     >>> datasheet("H100-SXM-80GB").name, datasheet("a100-SXM4-40GB").name, datasheet("NVIDIA GeForce RTX 4090").name
     ('h100', 'a100-40', 'rtx4090')

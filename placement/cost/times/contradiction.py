@@ -1,4 +1,4 @@
-"""Whether a profile and a probe of the same devices contradict each other about a layer or a link."""
+"""Detects whether a profile and a probe of the same devices contradict each other about a layer or a link."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes
 
 CONTRADICTION = 2.5
 """The factor above which two times contradict each other. A load of 10 on two cores made profiles up to 2.5 times too
-slow. Other programs explain no larger factor, and their share is reported by itself."""
+slow, so other programs explain no larger factor; their share is reported separately."""
 
 
 def contradictions(profile: Profile, probed: Hardware) -> list[str]:
-    """Return each time that a profile and the node with probed speeds state differently, with both values."""
+    """Return each time that the profile and the node with probed speeds state differently, with both values."""
     return [
         f"{name} {_milliseconds(measured)} ms by the profile, {_milliseconds(by_probe)} ms by the probe"
         for name, measured, by_probe in _compared(profile, probed)

@@ -1,4 +1,4 @@
-"""Measured layer times as a value: `rlhf/profile` writes it, the cost model reads it in place of a datasheet.
+"""Measured layer times as a value: `rlhf/profile` writes it, and the cost model reads it instead of a datasheet.
 
 As in ReaL (section 5.1), single layers are measured at sizes in powers of two, and times in between are interpolated.
 """
@@ -31,7 +31,8 @@ from prefect_rlhf.placement.plan import EngineKind
 ModelPiece = Literal[
     "forward", "backward", "head_forward", "head_backward", "decode", "decode_graphs", "sample", "all_reduce", "share"
 ]
-"""A timed piece: see LayerTimes. `decode_graphs` is `decode` with CUDA graphs; what has no length has length 1."""
+"""A timed piece, see LayerTimes. `decode_graphs` is `decode` with CUDA graphs; a piece without a length has
+length 1."""
 _MESSAGES: tuple[ModelPiece, ...] = ("all_reduce", "share")  # the same for every engine
 
 
@@ -39,8 +40,8 @@ _MESSAGES: tuple[ModelPiece, ...] = ("all_reduce", "share")  # the same for ever
 class Measurement:
     """Median `seconds` of a piece for `rows` of `length` tokens (decode: of context), as a single part of `tp`.
 
-    Times are per layer and device, without communication; for head pieces `rows` counts tokens. For messages (over `tp`
-    ranks) it counts bytes of an all_reduce, parameters of a share. Forward of `vllm` is its prefill.
+    Times are per layer and device, without communication. For head pieces `rows` counts tokens; for messages (over `tp`
+    ranks) it counts bytes of an all_reduce, or parameters of a share. vLLM's `forward` is its prefill.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -55,7 +56,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The subject of a profile: a shape and format, on `num_devices` devices of a kind, by the cost model's name.
+    """A profile's subject: a shape and format, on `num_devices` devices of a kind, by the cost model's name.
 
     With `num_nodes` above 1, each node has that number of devices, and the network between nodes is measured too.
     """
@@ -101,7 +102,7 @@ class Profile:
     busy: float = 0.0
 
     def slow_down(self, work: SharedWork, engine: EngineKind) -> SlowDown | None:
-        """Return the measured slow-down of a kind of work; None if it was not measured."""
+        """Return the measured slow-down of a kind of work; None if not measured."""
         return next((one for one in self.slow_downs if (one.work, one.engine) == (work, engine)), None)
 
     def to_json(self) -> str:
@@ -110,13 +111,13 @@ class Profile:
 
     @classmethod
     def from_json(cls, text: str | bytes, field: str = "profile") -> Profile:
-        """Read the output of `to_json`. Raises InvalidInput, a single line, for any other text."""
+        """Read the output of `to_json`. Raises a one-line InvalidInput for any other text."""
         with refusing_invalid(field, "a profile as rlhf/profile writes it"):
             return _ADAPTER.validate_json(text)
 
     @classmethod
     def read(cls, path: Path) -> Profile:
-        """Read the profile of a file. Raises InvalidInput, a single line, for a missing or malformed file."""
+        """Read a profile from a file. Raises a one-line InvalidInput for a missing or malformed file."""
         try:
             return cls.from_json(read_content(path), str(path))
         except OSError as error:
@@ -132,7 +133,8 @@ class Profile:
         num_devices: int | None = None,
         num_nodes: int | None = None,
     ) -> Profile:
-        """Return itself, or raise InvalidInput if hardware or software differ. `versions` are today's.
+        """Return the profile, or raise InvalidInput if hardware or software differ. `versions` are the installed
+        versions.
 
         `processor`, `num_devices` and `num_nodes` describe the run, if there is a run.
         """
@@ -164,7 +166,7 @@ def _brief(shape: TransformerShape) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Seconds at the crossings of `rows` and `lengths`, both ascending; row by row.
+    """Seconds on a grid of `rows` and `lengths`, both ascending, stored row by row.
 
     >>> grid = Grid.of([(1, 64, 1.0), (1, 128, 2.0), (2, 64, 1.5), (2, 128, 3.0)])
     >>> grid.at(1.5, 96), grid.at(1, 64), grid.at(0.5, 64), grid.at(4, 64)
@@ -177,7 +179,9 @@ class Grid:
 
     @classmethod
     def of(cls, points: Sequence[tuple[int, int, float]], field: str = "profile.measurements") -> Grid:
-        """Read (rows, length, seconds). Raises InvalidInput unless every number of rows has every length, once."""
+        """Build from (rows, length, seconds). Raises InvalidInput unless every number of rows has every length,
+        once.
+        """
         by_size = {(rows, length): seconds for rows, length, seconds in points}
         rows = tuple(sorted({row for row, _ in by_size}))
         lengths = tuple(sorted({length for _, length in by_size}))
@@ -188,7 +192,9 @@ class Grid:
         return cls(rows, lengths, tuple(tuple(by_size[row, length] for length in lengths) for row in rows))
 
     def at(self, rows: float, length: float) -> float:
-        """Interpolate, and extrapolate beyond the largest size; below the smallest, take what that takes."""
+        """Interpolate between sizes, and extrapolate beyond the largest; below the smallest, return the smallest size's
+        time.
+        """
         first, second, share = _between(self.rows, rows)
         low, high, part = _between(self.lengths, length)
         below = self.seconds[first][low] * (1 - part) + self.seconds[first][high] * part
@@ -226,9 +232,10 @@ class ProfiledTimes:
         return self._call_seconds.get(kind, 0.0)
 
     def forward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
-        """See LayerTimes. Raises InvalidInput for ep, which our engines, which it measures, have not.
+        """See LayerTimes. Raises InvalidInput for ep, which the measured engines do not have.
 
-        It measures layers that divide no tokens between products: a split counts as none, so at most too slow.
+        The measured layers do not divide tokens between products, so a split is ignored; the estimate is at most too
+        slow.
         """
         _check_no_experts(ep)
         return self._with_adapter(self._at("forward", tp, rows, length), tp)
@@ -247,8 +254,9 @@ class ProfiledTimes:
         )
 
     def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool, ep: int = 1) -> Seconds:
-        """See LayerTimes and `forward`. If only one of both was measured, its time: on GPUs that of graphs, as runs use
-        them, and on CPU, which has none, the eager time."""
+        """See LayerTimes and `forward`. If only graph or only eager decoding was measured, return that time: GPUs run
+        with graphs, and CPUs have no graphs.
+        """
         _check_no_experts(ep)
         eager, replayed = ((piece, tp) in self._grids for piece in ("decode", "decode_graphs"))
         graphs = replayed and (cuda_graphs or not eager)
@@ -275,7 +283,7 @@ class ProfiledTimes:
         return 0.0
 
     def host_step(self, rows: float) -> float:
-        """See LayerTimes: zero, because the measured choice of tokens lasts until the next step begins."""
+        """See LayerTimes: zero, because measured sampling lasts until the next step begins."""
         return 0.0
 
     def all_reduce(self, num_bytes: float, group: CollectiveGroup) -> float:

@@ -1,14 +1,14 @@
 """Layer times from a datasheet: a roofline of matrix products and memory traffic, with launches as a floor.
 
-A matrix product takes its FLOPs over the peak or its weights over the memory bandwidth, whichever is longer (Williams
-et al. 2009). Element-wise kernels take their passes over memory, on CPU at a share of its bandwidth. In forward and
-backward the host runs ahead of a GPU, so launches count only if the device would finish sooner; on CPU they always
-count. A decoding step ends with a sampled token that the host waits for, and its kernels are too short to hide
-launches, so there they add up.
+The time of a matrix product is its FLOPs over the peak or its weights over the memory bandwidth, the longer of the two
+(Williams et al. 2009). Element-wise kernels take as long as their passes over memory, on CPU at a share of its
+bandwidth. In forward and backward the host runs ahead of a GPU, so launches count only if the device would finish
+sooner; on CPU they always count. A decoding step ends with a sampled token that the host waits for, and its kernels are
+too short to hide launches, so there they add up.
 
 An adapter adds two thin products to each of its matrices. The backward pass of its base forms no gradients of weights:
-one product in place of two (Hu et al. 2021, section 4.2). A base in four bits is dequantised in every pass, by torch's
-kernels: passes over memory, and in a decoding step launches. Not measured on a GPU.
+one product in place of two (Hu et al. 2021, section 4.2). A four-bit base is dequantised in every pass by torch's
+kernels, which costs passes over memory and, in a decoding step, launches. Not measured on a GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOGIT_BYTES = 4
 LAYER_LAUNCHES = 60  # kernels of an eager layer of Megatron's
 MIXTURE_LAUNCHES = 2.5
 """Launches of a decoded layer of experts, relative to a dense layer: router, choice and sorting of tokens, two grouped
-products. The public figures of docs/internals/cost_model.md say so."""
+products. It follows from the public figures in docs/internals/cost_model.md."""
 EXCHANGE_LAUNCHES = 10  # a batch of a send and a receive, what groups and awaits them, and Megatron's synchronisation
 COPY_PASSES = 4  # over each copy of a token's hidden state that an expert gets: made and read, its result the same
 ADAPTER_LAUNCHES = 3  # for each matrix of an adapter: products with A and B, and the sum with the result of the base
@@ -47,7 +47,8 @@ ADAM_PASS_BYTES = 32  # per parameter: main weight, two moments, each read and w
 @hashed_once
 @dataclass(frozen=True, slots=True)
 class DatasheetTimes(HashedOnce):
-    """Implements LayerTimes. `attended` is the share of all pairs of tokens that attention multiplies: causal, half.
+    """Implements LayerTimes. `attended` is the share of all token pairs that attention computes: half, because it is
+    causal.
 
     Arithmetic limits element-wise work on CPU (`is_host`), so there a float32 logit takes as long as an element of
     another format.
@@ -75,7 +76,7 @@ class DatasheetTimes(HashedOnce):
 
     @classmethod
     def of(cls, sizes: ModelSizes, hardware: Hardware, engine: EngineKind = "megatron") -> DatasheetTimes:
-        """Return a model's times in an engine by a datasheet.
+        """Return a model's times in an engine, by a datasheet.
 
         Raises InvalidInput for a measured kind, which has no datasheet.
         """
@@ -120,7 +121,7 @@ class DatasheetTimes(HashedOnce):
         return self._layer(rows, length, tp, split, ep, passes=2) + self._added(gradients)
 
     def head_forward(self, tokens: float, tp: int) -> Seconds:
-        """See LayerTimes. A scalar head is as good as free."""
+        """See LayerTimes. A scalar head costs almost no time."""
         return self._head(tokens, tp, passes=1)
 
     def head_backward(self, tokens: float, tp: int) -> Seconds:
@@ -158,7 +159,7 @@ class DatasheetTimes(HashedOnce):
         return Seconds(head.compute * self._slower(rows), max(weights, head.memory_traffic))
 
     def exchange(self) -> float:
-        """See LayerTimes: EXCHANGE_LAUNCHES kernel launches; a stage continues when its device has reported the end."""
+        """See LayerTimes: EXCHANGE_LAUNCHES kernel launches; a stage continues when its device reports the end."""
         return self.eager_layer_seconds * EXCHANGE_LAUNCHES / LAYER_LAUNCHES
 
     def adam(self, num_parameters: float) -> float:

@@ -1,1 +1,1 @@
-"""Model families: the meaning of a config.json, the weights of a layer and the refused settings, a file per family."""
+"""Model families, a file each: the meaning of a config.json, the weights of a layer, and refused settings."""

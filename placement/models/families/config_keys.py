@@ -1,4 +1,4 @@
-"""Keys of a config.json that every family has: read, or without a part in the model's computation."""
+"""Keys of a config.json that every family has: keys that are read, and keys without effect on the computation."""
 
 from typing import Any
 
@@ -70,7 +70,7 @@ GENERATION = frozenset(
         "early_stopping",
     )
 )
-"""Defaults of sampling that older versions of transformers wrote; sampling here is as it is asked for."""
+"""Defaults of sampling that older versions of transformers wrote; we use only the sampling that you request."""
 ROPE = frozenset(
     (
         "rope_type",
@@ -86,7 +86,7 @@ ROPE = frozenset(
 
 
 def is_off(value: Any) -> bool:
-    """Return whether a key with this value is switched off.
+    """Whether this value of a key switches it off.
 
     >>> [is_off(value) for value in (None, False, 0, {}, 1.0, "linear")]
     [True, True, True, True, False, False]

@@ -1,6 +1,7 @@
 """The form of a model family: the keys of its config.json, and the weights of its layers.
 
-A family is a value of `Family`. Engines, layouts, costs and exports follow it; they know parts and options, no names.
+A family is a value of `Family`. Engines, layouts, costs and exports follow it; they know only parts and options, not
+names.
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ Part = Literal[
     "expert_ups",
     "expert_downs",
 ]
-"""The parts of a layer: those that engines know, and of a mixture of experts, which is planned only."""
+"""The parts of a layer: those of engines, and those of a mixture of experts, which can only be planned."""
 Activation = Literal["silu", "gelu_tanh"]
 Axis = Literal["hidden", "queries", "keys", "inner", "head", "experts"]
 """The length of an axis: the hidden size, all query heads, all key-value heads, the feed-forward layer or one expert's,
@@ -42,7 +43,7 @@ MLP_BIASES = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 class Weight:
     """A weight of a layer: its part, its name in a checkpoint's layer, its axes, and the axis that tp splits.
 
-    The weights of all experts are a single weight, whose first axis expert parallelism divides.
+    All experts' weights are a single weight; expert parallelism divides its first axis.
     """
 
     part: Part
@@ -57,7 +58,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The config keys of a sliding window of tokens: `sliding_window`, unless `switch` is off."""
+    """The config key of a sliding window in tokens: `sliding_window`, unless `switch` is off."""
 
     default: int | None
     switch: str | None = None
@@ -66,7 +67,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class LocalLayers:
-    """Layers that see a window of tokens, with a rotary base of their own; all but each `every`-th, unless listed.
+    """Layers that attend only to a window, with their own rotary base: all but every `every`-th, unless listed.
 
     The keys are `sliding_window`, `layer_types`, `sliding_window_pattern`, `rope_local_base_freq` and, since
     transformers 5, `sliding_attention` in `rope_parameters`.
@@ -81,8 +82,8 @@ class LocalLayers:
 class ExpertKeys:
     """The config keys for a layer's number of experts, the experts per token, and an expert's width.
 
-    `count_keys` are synonyms; the first present key counts. The numbers are the defaults of transformers. `uniform` are
-    keys whose other values give some layers no experts.
+    `count_keys` are synonyms; the first present key counts. The numbers are transformers' defaults. `uniform` keys must
+    have these values, because others give some layers no experts.
     """
 
     count_keys: tuple[str, ...]
@@ -99,11 +100,11 @@ LOCAL_KEYS = ("sliding_window", "layer_types", "sliding_window_pattern", "rope_l
 class Family:
     """The models of a `model_type`.
 
-    `name` begins the names of transformers' classes. The numbers are the defaults of transformers; None is hidden size
-    over heads, or as many key-value heads as heads. `bias_switches` are keys which, if true, give the named matrices a
-    bias; `reads` are other keys of its own. `only` has keys whose other values our engines do not run; an absent key
-    has the value that runs. `written` are further keys of a config.json that we write. `not_run` is the reason, in
-    words, why models of the family can be planned only; empty: engines run them.
+    Transformers' class names begin with `name`. The numbers are transformers' defaults; None means hidden size over
+    heads, or as many key-value heads as heads. `bias_switches` are keys which, if true, give the named matrices a bias;
+    `reads` are other keys of its own. `only` has the values that our engines support for some keys; an absent key
+    counts as supported. `written` are further keys that we write to a config.json. `not_run` is the reason, in words,
+    why models of the family can only be planned; empty if engines run them.
     """
 
     model_type: str
@@ -132,7 +133,7 @@ class Family:
     experts: ExpertKeys | None = None
 
     def architecture(self, head: Head) -> str:
-        """Return the name of transformers' class with that ending; a second, scalar head has its own file."""
+        """Return the name of transformers' class with this ending; a second, scalar head has its own file."""
         if head == "scalar":
             return f"{self.classifier or self.name}ForSequenceClassification"
         return f"{self.name}ForCausalLM"
@@ -150,12 +151,12 @@ class Family:
 
     @property
     def qk_norm(self) -> bool:
-        """Whether queries and keys have a norm over the width of a head."""
+        """Whether queries and keys have a norm over the head width."""
         return any(weight.part == "query_norm" for weight in self.layer)
 
     @property
     def norms_after(self) -> bool:
-        """Whether attention and feed-forward layer have a norm after them too."""
+        """Whether attention and feed-forward layers are also followed by a norm."""
         return any(weight.part == "norm_after_attention" for weight in self.layer)
 
 

@@ -1,4 +1,4 @@
-"""The families that are known, by the `model_type` of their config.json."""
+"""The known families, by the `model_type` of their config.json."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -17,4 +17,4 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
     {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, QWEN3_MOE, MIXTRAL)}
 )
 RUN = tuple(family for family in FAMILIES.values() if not family.not_run)
-"""Those that engines run."""
+"""Families that engines run."""

@@ -36,10 +36,11 @@ TWO_NORMS = (*_BEFORE, *_OUTPUT, *_NORM_BETWEEN, *_FEED_FORWARD)
 TWO_NORMS_AND_QK = (*_BEFORE, *_QK_NORMS, *_OUTPUT, *_NORM_BETWEEN, *_FEED_FORWARD)
 """With norms of queries and keys, as in Qwen 3."""
 FOUR_NORMS = (*_BEFORE, *_OUTPUT, *_NORMS_AROUND, *_FEED_FORWARD, *_NORM_AFTER)
-"""With norms after attention and feed-forward layer, as in Gemma 2. `post_attention_layernorm` is another one here."""
+"""With norms after attention and feed-forward layer, as in Gemma 2. `post_attention_layernorm` is a different norm
+here."""
 FOUR_NORMS_AND_QK = (*_BEFORE, *_QK_NORMS, *_OUTPUT, *_NORMS_AROUND, *_FEED_FORWARD, *_NORM_AFTER)
 """With both, as in Gemma 3."""
 EXPERTS = (*_BEFORE, *_OUTPUT, *_NORM_BETWEEN, *_EXPERTS)
-"""Llama's layer with experts in place of the feed-forward layer, as in Mixtral; those of a layer are stacked."""
+"""Llama's layer with experts instead of the feed-forward layer, as in Mixtral; a layer's experts are stacked."""
 EXPERTS_AND_QK = (*_BEFORE, *_QK_NORMS, *_OUTPUT, *_NORM_BETWEEN, *_EXPERTS)
 """With norms of queries and keys, as in Qwen 3's mixtures."""

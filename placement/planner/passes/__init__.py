@@ -1,1 +1,1 @@
-"""The passes of the planner, which improve the plans that its searches found."""
+"""The planner's passes, which improve the plans that its searches found."""

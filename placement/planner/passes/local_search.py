@@ -29,12 +29,12 @@ def improve_fastest(pool: Pool) -> Pool:
 
 
 def is_small_enough_to_begin_again(pool: Pool) -> bool:
-    """Whether the local search begins again with rows that move first."""
+    """Whether the local search starts again from plans with `rows_first`."""
     return pool.question.site.mesh.num_devices <= MOST_DEVICES_AHEAD
 
 
 def improve_with_rows_first(pool: Pool) -> Pool:
-    """Improve as many starts whose calls all move their rows first; on many devices a single start."""
+    """Improve several starts with `rows_first` for all calls; on many devices a single start."""
     question = pool.question
     first = [rows_first(question, plan) for plan, _ in pool.timed]
     most = len(pool.improved) if question.site.mesh.num_devices <= MOST_DEVICES else 1
@@ -44,7 +44,7 @@ def improve_with_rows_first(pool: Pool) -> Pool:
 
 
 def improved(question: Question, space: PlanSpace, starts: Sequence[ExecutionPlan], budget: Budget) -> ExecutionPlan:
-    """Return the best result of a local search from each start; time that a start leaves goes to the others."""
+    """Return the best result of a local search from each start; unused time goes to the other starts."""
     meter, found = Meter(budget), []
     for index, start in enumerate(starts):
         share = Meter(meter.left.times(1 / (len(starts) - index)))

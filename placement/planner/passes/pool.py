@@ -18,7 +18,7 @@ Timed = tuple[ExecutionPlan, float]
 
 @dataclass(frozen=True, slots=True)
 class Refinement:
-    """A small change of each plan that is kept, such as fewer micro-batches; the plan is never slower for it."""
+    """A small change that is tried on each kept plan, such as fewer micro-batches; it never makes the plan slower."""
 
     name: str
     refine: Callable[[Question, ExecutionPlan, PlanSpace], ExecutionPlan]
@@ -26,14 +26,14 @@ class Refinement:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Everything known about the plans of a request.
+    """Everything known about a request's plans.
 
-    `timed` are plans that fit, with their seconds. The answer takes no more than `at_most` seconds, the time of the
-    fastest plan that is known without a search of the whole space. `budget` is for each local search. `fastest` is the
-    fastest plan so far, `chosen` a plan that is preferred to it.
+    `timed` are plans that fit, with their seconds. The answer takes at most `at_most` seconds, the time of the fastest
+    plan known without a search of the whole space. `budget` is for each local search. `fastest` is the fastest plan so
+    far, `chosen` a plan preferred to it.
 
-    `improved` are the plans that the local search began with. The answer is compared with its `rivals` if constants are
-    wrong; without rivals there is no such comparison.
+    `improved` are the plans that the local search started from. The answer is compared with its `rivals` under wrong
+    constants; without rivals this comparison is left out.
     """
 
     request: SearchRequest
@@ -56,7 +56,7 @@ class Pool:
         refinements: tuple[Refinement, ...],
         budget: Budget,
     ) -> Pool | None:
-        """Return the pool of all plans that were found and of the plans `known` before; None without a plan."""
+        """Return the pool of all plans found and of the plans `known` before; None if there is no plan."""
         question, findings = request.question, tuple(findings)
         presets = [preset for finding in findings for preset in finding.presets]
         compared = [(plan, question.seconds(plan)) for plan in known]
@@ -77,11 +77,11 @@ class Pool:
         return self.fastest if self.chosen is None else self.chosen
 
     def with_fastest(self, plans: Iterable[ExecutionPlan]) -> Pool:
-        """Return the pool with the fastest of these plans and of its own."""
+        """Return the pool with the fastest of these plans and its own."""
         return replace(self, fastest=min([self.fastest, *plans], key=self.question.seconds))
 
     def refined(self, plan: ExecutionPlan) -> ExecutionPlan:
-        """Return a plan with all refinements."""
+        """Return the plan with all refinements applied."""
         for each in self.refinements:
             plan = each.refine(self.question, plan, self.request.space)
         return plan
@@ -89,7 +89,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A step of the planner: `improve` makes a better pool, if the pool `applies`."""
+    """A step of the planner: `improve` returns a better pool, if the pass `applies`."""
 
     name: str
     improve: Callable[[Pool], Pool]

@@ -1,7 +1,7 @@
-"""Refinements of a plan that a search chose: its micro-batches, recomputed layers and streamed parts.
+"""Refines a plan that a search chose: its micro-batches, recomputed layers and streamed parts.
 
-Of equally fast plans the search takes a plan with the least bytes, so with the most micro-batches, although memory may
-be free. It tries few numbers of recomputed layers, and no streamed parts.
+Of equally fast plans the search chooses the smallest in memory, so with the most micro-batches, even if memory is free.
+It tries few numbers of recomputed layers, and no streamed parts.
 """
 
 from bisect import bisect_left
@@ -24,10 +24,10 @@ STREAMED_GAIN = 0.02  # of an iteration: streamed parts that gain less are only 
 
 
 def with_least_recomputation(question: Question, plan: ExecutionPlan, context: CostContext) -> ExecutionPlan:
-    """Return the plan with each train_step recomputing the fewest layers of a stage with which the plan fits.
+    """Return the plan with the fewest recomputed layers per stage for each train_step that let the plan fit.
 
-    The same holds for every word that saves memory late. Its faster values need more memory, so the fastest that fits
-    is found by bisection.
+    The same is done for every word that is a late saving. Its faster values need more memory, so bisection finds the
+    fastest that fits.
     """
     for word in (word for word in WORDS.values() if word.saves == "later"):
         for call in context.graph:
@@ -40,7 +40,7 @@ def with_least_recomputation(question: Question, plan: ExecutionPlan, context: C
 
 
 def with_fewest_cuts(question: Question, plan: ExecutionPlan, context: CostContext) -> ExecutionPlan:
-    """Return the plan with each call in the fewest micro-batches, 1, 2, 4, ..., that take no longer.
+    """Return the plan with the fewest micro-batches for each call (1, 2, 4, ...) that take no longer.
 
     No device becomes nearly full. Larger kernels are more efficient, which no estimate counts.
     """
@@ -57,7 +57,7 @@ def with_fewest_cuts(question: Question, plan: ExecutionPlan, context: CostConte
 
 
 def with_streamed_parts(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
-    """Return the plan with its calls on disjoint devices in the fastest of 2 and 4 parts, if an iteration gains 2%."""
+    """Return the plan with calls on disjoint devices cut into 2 or 4 parts, the faster, if an iteration gains 2%."""
     if not streaming_calls(question.graph, plan):
         return plan
     cut = [in_parts(question.graph, plan, parts) for parts in PARTS]

@@ -1,6 +1,6 @@
-"""The simplest plan among nearly fastest plans that stay fast if a constant is wrong: the estimates are no more exact.
+"""Chooses the simplest of nearly fastest plans that stay fast if a constant is wrong, because estimates are not exact.
 
-A plan is as complex as its description for a person.
+A plan's complexity is the length of its description for a person.
 """
 
 import math
@@ -34,7 +34,7 @@ def complexity(question: Question, plan: ExecutionPlan, certificate: Certificate
 
 
 def is_nearly_full(certificate: Certificate, headroom: float = 0.0) -> bool:
-    """Whether some device has too little left for a longer row or for unmodelled memory, its headroom included."""
+    """Whether some device has too little left for a longer row or for unmodelled memory, including its headroom."""
     return certificate.used_share(headroom) > NEARLY_FULL
 
 
@@ -48,11 +48,11 @@ def simplest(
     rivals: Iterable[ExecutionPlan] = (),
     share: float = NEARLY,
 ) -> ExecutionPlan:
-    """Return the simplest plan that takes at most a `share` more than `fastest`, and no more than `at_most` seconds.
+    """Return the simplest plan that takes at most a `share` longer than `fastest`, and at most `at_most` seconds.
 
-    Its `regret` is at most `STEADY`, or near the least of `fastest` and of those `rivals` (some of `others`) that are
-    as fast. Of equally simple plans it is the fastest. `others` are plans that fit, with their seconds. Starting from
-    the simplest of them, single calls move to the meshes of other calls.
+    Its `regret` is at most `STEADY`, or near the smallest of `fastest` and of equally fast `rivals` (some of `others`).
+    Of equally simple plans it is the fastest. `others` are plans that fit, with their seconds. Starting from the
+    simplest of them, single calls move to the meshes of other calls.
     """
     least = question.seconds(fastest)
     limit = nearly(least, at_most, share)
@@ -77,7 +77,7 @@ def simplest(
 
 
 def nearly(least: float, at_most: float, share: float = NEARLY) -> float:
-    """Return how long an answer may take, in seconds, if the fastest plan takes `least`."""
+    """Return how long an answer may take, in seconds, if the fastest plan takes `least` seconds."""
     return max(least, min(least * (1 + share), at_most))
 
 

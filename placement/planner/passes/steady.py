@@ -1,4 +1,4 @@
-"""Plans that stay fast if a constant is wrong: a search for such plans, and the choice of the simplest."""
+"""Searches plans that stay fast if a constant is wrong, and chooses the simplest."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,15 +20,15 @@ UNDER = Correction(compute=0.85, eager_launch=1.4)
 """The change of constants under which further plans are searched. The plans of other searches lose most by slower
 launches and by faster compute (ADR 22)."""
 STEADY_SHARE = 0.05  # of the budget, for the search under the change
-"""The local searches after it have the same seconds together; each may use all evaluations."""
+"""The local searches after it have this share of the seconds together; each may use all evaluations."""
 RIVALS = 8  # plans, the fastest, that a plan is compared with under each change
 
 
 def may_be_unsteady(pool: Pool) -> bool:
-    """Whether plans are searched under the change `UNDER`.
+    """Whether to search plans under the change `UNDER`.
 
-    Not if the fastest plan does not depend on it; on many devices, which takes long; with older weights, where no plan
-    found by it is steadier and nearly as fast; and on hosts, whose constants are measured.
+    Not if the fastest plan does not depend on it, nor on many devices, which takes long; nor with staleness, because no
+    plan found that way is steadier and nearly as fast; nor on hosts, because their constants are measured.
     """
     question = pool.question
     devices = [node.device for node in question.site.sources.nodes]
@@ -41,7 +41,7 @@ def may_be_unsteady(pool: Pool) -> bool:
 def search_steady(pool: Pool) -> Pool:
     """Add plans that are fast under the change.
 
-    They are the fastest few of a short search that knows the change and of the pool, improved under the change.
+    These are the fastest few of the pool and of a short search that knows the change, improved under the change.
     """
     changed, budget = corrected(pool.question, UNDER), pool.request.budget.times(STEADY_SHARE)
     space = pool.request.space_of(changed)
@@ -58,7 +58,7 @@ def search_steady(pool: Pool) -> Pool:
 
 
 def choose_simplest(pool: Pool) -> Pool:
-    """Choose the simplest of the nearly fastest plans, refined if that leaves it steady."""
+    """Choose the simplest of the nearly fastest plans; refine it if it stays steady."""
     question, space, fastest = pool.question, pool.request.space, pool.fastest
     regret = _regret(question, pool.rivals)
     simple = simplest(question, space, fastest, pool.timed, pool.at_most, regret, pool.rivals, pool.request.simplicity)

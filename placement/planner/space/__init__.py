@@ -1,1 +1,1 @@
-"""The space of plans: candidates of each call, meshes, weight copies, and the problem to search."""
+"""The space of plans: each call's candidates, meshes, weight copies, and the problem to search."""

@@ -1,4 +1,4 @@
-"""Candidates: every way to run a call on each class of meshes, with its time and bytes."""
+"""Candidates: every way to run a call on each class of meshes, with time and bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RUNGS = 4  # numbers of recomputed layers that are tried: these parts of a stage
 
 @dataclass(frozen=True, slots=True)
 class MemoryBounds:
-    """Bounds on the bytes of a device: its resident bytes, and the peak while the call runs."""
+    """Bounds on a device's bytes: resident bytes, and the peak while the call runs."""
 
     static: int
     peak: int
@@ -48,17 +48,17 @@ class MemoryBounds:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """`placement` on the first mesh of `mesh_class`, with the seconds of its reload and of its offload.
+    """`placement` on the first mesh of `mesh_class`, with the seconds of its reload and its offload.
 
-    `surely_comes`: with any sharing of the copy, it is reloaded for this call and offloaded after it. A device holds
-    `least.static` bytes or more all the time, and `least.peak` or more while the call runs. The fullest device holds
-    the bytes of `most`: without prefetch, offloaded parts are in host memory while other calls run. `copy_bytes` are
-    each device's bytes, or more, while the copy of weights is resident and no call uses it. With its offloaded
-    part they are `loaded_bytes`. If a trained copy leaves as a whole, this part and the seconds are its
-    optimizer's: its weights come and go at times of their own.
+    `surely_comes` means that it is reloaded for this call and offloaded after it, however the copy is shared. A device
+    holds `least.static` bytes or more all the time, and `least.peak` or more while the call runs. The fullest device
+    holds the bytes of `most`: without prefetch, offloaded parts are in host memory while other calls run. `copy_bytes`
+    are each device's bytes, or more, while the copy of weights is resident and no call uses it. With its offloaded part
+    they are `loaded_bytes`. If a trained copy leaves completely, this part and the seconds are its optimizer's, because
+    its weights come and go separately.
 
     A candidate also stands for plans with other numbers of recomputed layers (`_with_recomputation`): they may take
-    `spared_seconds` less, and some device of them holds `fullest_bytes` or more while the call runs.
+    `spared_seconds` less, and one of their devices holds `fullest_bytes` or more while the call runs.
     """
 
     placement: Placement
@@ -75,7 +75,7 @@ class Candidate:
     fullest_bytes: int = 0
 
     def is_no_worse(self, other: Candidate) -> bool:
-        """Whether it takes no longer and needs no more bytes, also by the numbers that a bound counts."""
+        """Whether it takes no longer and needs no more bytes, also in the numbers for bounds."""
         return (
             self.seconds <= other.seconds
             and self.seconds - self.spared_seconds <= other.seconds - other.spared_seconds
@@ -91,7 +91,7 @@ Candidates = Mapping[str, tuple[Candidate, ...]]
 
 @dataclass(frozen=True, slots=True)
 class CostContext:
-    """Everything that a question's candidates are priced with.
+    """Everything needed to price a question's candidates.
 
     `graph` has the calls that run in every iteration, `space` the meshes that they may have. `execution` says how
     engines run a call, by default ours.
@@ -115,7 +115,7 @@ class CostContext:
         execution: Callable[[Placement], Execution] = Execution.of,
         also: Iterable[DeviceMesh] = (),
     ) -> CostContext:
-        """Return the context of a question about the meshes of its site's space, and `also`."""
+        """Return a question's context for the meshes of its site's space, and `also`."""
         site = question.site
         space = MeshSpace.of(site.cluster, site.mesh, site.sources, also)
         return cls(question, training(question.graph), space, execution)
@@ -125,14 +125,14 @@ class CostContext:
         return self.question.site
 
     def works(self, call: Call) -> _Works:
-        """Return the work of a call, counted once."""
+        """Return a call's work, computed once."""
         known = self._works.get(call.name)
         if known is None or known.call is not call:
             known = self._works[call.name] = _Works.of(call, self)
         return known
 
     def usable_bytes(self, mesh_class: int) -> int:
-        """Return how many bytes every device of such a mesh may fill."""
+        """Return how many bytes a plan may use on every device of such a mesh."""
         known = self._usable_bytes.get(mesh_class)
         if known is None:
             memory = self.site.cluster.smallest_memory_bytes(self.space.first_of(mesh_class))
@@ -140,14 +140,14 @@ class CostContext:
         return known
 
     def needed_bytes(self, candidate: Candidate) -> int:
-        """Return a lower bound on the bytes that some device with a limit of `usable_bytes` holds during the call.
+        """Return a lower bound on the bytes that the call needs on a device with `usable_bytes`.
 
-        If devices differ, the fullest device may be larger than others.
+        If devices differ, the fullest may be a larger device, so this is what every device needs.
         """
         return candidate.least.peak if self.site.cluster.node_memory_bytes else candidate.most.peak
 
     def fits(self, candidate: Candidate) -> bool:
-        """Return whether the candidate fits an otherwise empty device."""
+        """Whether the candidate fits an otherwise empty device."""
         return self.needed_bytes(candidate) <= self.usable_bytes(candidate.mesh_class)
 
 
@@ -177,9 +177,9 @@ class _Works:
 
 
 def fitting_candidates(call: Call, context: CostContext) -> tuple[Candidate, ...]:
-    """Return the Pareto-optimal placements of a call that fit an otherwise empty device.
+    """Return a call's Pareto-optimal placements that fit an otherwise empty device.
 
-    If there is none, raises TooLittleMemory with the missing bytes and the nearest placement.
+    If no placement fits, raises TooLittleMemory with the missing bytes and the nearest placement.
     """
     found: list[Candidate] = []
     for resident in _resident(call, context):
@@ -210,8 +210,8 @@ def fitting_candidates(call: Call, context: CostContext) -> tuple[Candidate, ...
 def legal_candidates(call: Call, context: CostContext) -> Iterator[Candidate]:
     """Yield each way to run the call: strategy, engine, micro-batches or cache, offload, class of meshes.
 
-    If a role is trained, a call that uses the trained copy leaves the offload of its optimizer to the train_step. A way
-    that does not fit has no seconds, and no offload.
+    If a role is trained, a call on the trained copy leaves the optimizer's offload to the train_step. A way that does
+    not fit has no seconds and no offload.
     """
     for resident in _resident(call, context):
         yield from resident
@@ -232,7 +232,7 @@ def _resident(call: Call, context: CostContext) -> Iterator[list[Candidate]]:
 
 
 def strategies_within_nodes(mesh: DeviceMesh) -> Iterator[Strategy]:
-    """Yield strategies that keep groups which communicate in each layer on a node: ReaL (section 8.2) does, too.
+    """Yield strategies that keep groups which communicate in each layer on one node, as ReaL does (section 8.2).
 
     >>> [str(strategy) for strategy in strategies_within_nodes(DeviceMesh(0, 2, 0, 1))]
     ['dp2', 'pp2']
@@ -242,7 +242,7 @@ def strategies_within_nodes(mesh: DeviceMesh) -> Iterator[Strategy]:
 
 
 def pareto_front(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return the candidates that no other dominates, of those that differ in cuts, cache or recomputed layers alone."""
+    """Return the candidates that no other dominates; only those that differ in cuts, cache or recomputation compete."""
     front: list[Candidate] = []
     for candidate in sorted(candidates, key=lambda c: (c.seconds, c.most.peak, c.placement.micro_batches)):
         if not any(better.is_no_worse(candidate) for better in front):
@@ -251,12 +251,12 @@ def pareto_front(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def uncut(placement: Placement) -> Placement:
-    """Return the placement that candidates have in common of which a few stand for all; see `pareto_front`."""
+    """Return the placement without cuts, equal for candidates that compete with each other; see `pareto_front`."""
     return without(placement, (word for word in WORDS.values() if word.moves_nothing))
 
 
 def in_micro_batches(call: Call, whole: Placement, context: CostContext) -> Iterator[Placement]:
-    """Yield the placement in 1, 2, 4, ... micro-batches, up to the number of a replica's items."""
+    """Yield the placement in 1, 2, 4, ... micro-batches, up to the number of items per replica."""
     for power in range(call.num_rows.bit_length()):
         placement = replace(whole, micro_batches=1 << power)
         if any(violations(call, placement, context.graph, context.site.backend)):
@@ -265,7 +265,7 @@ def in_micro_batches(call: Call, whole: Placement, context: CostContext) -> Iter
 
 
 def candidate(call: Call, placement: Placement, context: CostContext) -> Candidate:
-    """Return the candidate of a legal placement, for any number of bytes."""
+    """Return a legal placement's candidate, however many bytes it needs."""
     mesh = context.space.meshes.index(placement.mesh)
     return _candidate(call, placement, context.space.class_of(mesh), context)
 
@@ -383,10 +383,10 @@ def _untimed(call: Call, placements: Sequence[Placement], mesh_class: int, conte
 
 
 def stages_counted(pp: int) -> list[int]:
-    """Return the pipeline stages among which are the fullest and the emptiest.
+    """Return pipeline stages that include the fullest and the emptiest.
 
     The fullest is the first, with the embedding and most micro-batches in flight, or the last, with the head. Of those
-    between, the one before the last has the fewest layers and micro-batches, and no table.
+    between, the stage before the last has the fewest layers and micro-batches, and no table.
 
     >>> stages_counted(1), stages_counted(2), stages_counted(8)
     ([0], [0, 1], [0, 6, 7])
@@ -413,7 +413,7 @@ def _train_step_seconds(
 
 
 def seconds_of(work: CallWork, sizes: ModelSizes, placement: Placement, context: CostContext) -> float:
-    """Return a call's working time in the best order of its devices, in seconds."""
+    """Return a call's working time in seconds under its best device order."""
     sources, speeds = context.site.sources, context.site.cluster.node_speeds
     if speeds:
         return least_cost(work, sizes, placement, sources, speeds).total
@@ -457,10 +457,10 @@ def _offloaded(call: Call, resident: Sequence[Candidate], part: Offload, context
 
 
 def host_seconds(call: Call, placement: Placement, context: CostContext) -> tuple[float, float]:
-    """Return the seconds on the host link of a reload before the call, and of an offload after it, at their least.
+    """Return lower bounds on the host link's seconds for a reload before the call and an offload after it.
 
-    Only a train_step changes the reloaded part, so that its offload is a copy. A copy of trained weights that the
-    train_step's engine cannot share is overwritten after each reload, so that neither is a copy.
+    Only a train_step changes the reloaded part, so only its offload copies bytes. If the train_step's engine cannot
+    share the trained weights, their copy is overwritten after each reload, so neither copies bytes.
     """
     stages = _ends(call, placement, context)
     moved = max(stage.optimizer + (stage.weights if placement.offload == "all" else 0) for stage in stages)
@@ -481,7 +481,7 @@ def _ends(call: Call, placement: Placement, context: CostContext) -> list[CallBy
 
 
 def stops_devices(placement: Placement, context: CostContext) -> bool:
-    """Return whether the devices compute nothing while the copy of weights moves: true for vLLM's copies on cuda."""
+    """Whether the devices stop computing while the copy of weights moves: true for vLLM's copies on cuda."""
     return TRAITS[placement.engine].sleeps_on_cuda and context.site.backend == "cuda"
 
 

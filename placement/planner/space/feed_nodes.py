@@ -1,6 +1,6 @@
-"""What of the transfers and computations that bring rows to a call is certain, and how many there mostly are.
+"""Transfers and computations that bring rows to a call: which of them are certain, and their usual number.
 
-Each takes the devices that it occupies for as long as the controller needs to start it, at least.
+Each occupies its devices at least for as long as the controller needs to start it.
 """
 
 from collections import Counter
@@ -11,10 +11,10 @@ from prefect_rlhf.placement.planner.space.candidates import Candidate
 
 
 def surely_fed(call: Call, candidate: Candidate, graph: DataflowGraph) -> bool:
-    """Return whether the call surely has its own transfer on all of its devices, after all its dependencies.
+    """Whether the call certainly has its own transfer on all of its devices, after all its dependencies.
 
-    That is so if only this call reads the result of a computation, on a single device, and works on it with more
-    devices. It is uncertain whether the transfer follows the reload of the call's own copy over the host link.
+    This is the case if only this call reads the result of a computation, on a single device, and works on it with more
+    devices. Whether the transfer follows the reload of the call's own copy over the host link is uncertain.
     """
     strategy = candidate.placement.strategy
     several = strategy.tp > 1 or (strategy.dp > 1 and call.num_items // call.mini_batches > 1)
@@ -22,7 +22,7 @@ def surely_fed(call: Call, candidate: Candidate, graph: DataflowGraph) -> bool:
 
 
 def nodes_before(call: Call, graph: DataflowGraph) -> int:
-    """Return how many transfers and computations usually run before a call, after the calls that it waits for."""
+    """Return how many transfers and computations usually run between a call and the calls that it waits for."""
     return int(bool(graph.reads_of(call.name))) + 2 * len(set(_computations(call, graph)))
 
 

@@ -1,4 +1,4 @@
-"""The least time to move a role's weights between two calls, for any position of their meshes: for the search's bound.
+"""Lower bounds on the time to move a role's weights between two calls, for any position of their meshes.
 
 A device's links work at once (`cost.moves`), so the least time is that of the busiest: the bytes that a device
 receives, the bytes that the devices of the trained copy send, and the bytes that must cross the network because no
@@ -32,7 +32,7 @@ Ints = NDArray[np.int64]
 def least_move_seconds(
     trained: Sequence[Candidate], readers: Sequence[Candidate], sizes: ModelSizes, sources: CostSources
 ) -> Numbers:
-    """Return the least time of a weight move, [3, trained, readers]: on disjoint, overlapping and equal meshes.
+    """Return a lower bound on a weight move's time, [3, trained, readers]: on disjoint, overlapping and equal meshes.
 
     It holds for any order of the readers' devices. A device that holds a part of at most s bytes receives the bytes
     that its own part of t bytes has in addition (and of matrices `_received_elements`), and copies the rest. The
@@ -83,7 +83,9 @@ def _network_seconds(
 
 
 class Chain(NamedTuple):
-    """What a pipeline divides: layers, and the tables before the first and after the last, counted in layers."""
+    """The parts that a pipeline divides: layers, and the tables before the first and after the last, in units of
+    layers.
+    """
 
     num_layers: int
     embedding: float = 0.0
@@ -91,7 +93,7 @@ class Chain(NamedTuple):
 
     @classmethod
     def of(cls, sizes: ModelSizes, ep: int) -> tuple[Chain, float]:
-        """Return the chain of a copy, and the bytes of a layer that tp splits, of its experts the ep-th part.
+        """Return a copy's chain, and the bytes of a layer that tp splits (of experts, the ep-th part).
 
         A table that both ends share is left out.
         """
@@ -136,14 +138,15 @@ def _network_table(sources: Sequence[Spread], targets: Sequence[Spread], chain: 
 
 @lru_cache(maxsize=1 << 16)  # a question poses several problems, of the same options
 def network_layers(source: Spread, targets: tuple[Spread, ...], chain: Chain) -> Numbers:
-    """Return the least that a device of each target receives, or sends, over the network: layers, of its tp part.
+    """Return a lower bound on the layers, of its tp part, that a device of each target receives or sends over the
+    network.
 
-    [3, targets]: without a common node, so that all layers cross the network; on meshes that overlap and are not equal;
-    and with any common nodes. The targets have equally many pipeline stages, all of them. The source's devices are in
-    the plain order, which gives a node successive stages; the targets' devices are in any order. A node that has a part
-    of a stage is assumed to have all of it. Of a stage's layers, only devices on its nodes need nothing over the
-    network, and its holders share the rest. A target's stage that fills several nodes has a device on the last of them,
-    by what they have of it. Of the positions of the target's nodes the least counts.
+    The shape is [3, targets]: without a common node, so that all layers cross the network; on meshes that overlap but
+    are not equal; and with any common nodes. All targets have the same number of pipeline stages. The source's devices
+    are in the plain order, which puts successive stages on a node; the targets' devices are in any order. A node that
+    has a part of a stage is assumed to have all of it. Only devices on a stage's nodes get its layers without the
+    network, and its holders share the sending of the rest. A target's stage that fills several nodes has a device on
+    the last of them, ranked by how much of it they have. Of all positions of the target's nodes, the cheapest counts.
     """
     (target_pp,) = {target.pp for target in targets}
     held, wanted = _layers(source.pp, chain), _layers(target_pp, chain)

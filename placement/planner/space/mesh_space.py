@@ -1,4 +1,4 @@
-"""The mesh space of a lease: all its meshes as intervals of its devices, and which of them cost the same."""
+"""The mesh space of a lease: all its meshes as intervals of its devices, and classes of meshes with equal costs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ THREE_DIGITS = 64  # largest lease whose meshes may have numbers of three binary
 class MeshSpace:
     """`meshes[i]` is `intervals[i]` of the lease; `classes` are meshes of the same shape on nodes of the same kinds.
 
-    Kinds are the same if hardware, speeds and memory are, node by node. `nodes` has the node of each device. If a lease
-    has more than `EVERY_COUNT` nodes, it has only meshes of round numbers of nodes (`node_counts`).
+    Kinds of nodes are equal if hardware, speeds and memory are. `nodes` has each device's node. A lease of more than
+    `EVERY_COUNT` nodes has only meshes with round numbers of nodes (`node_counts`).
     """
 
     meshes: tuple[DeviceMesh, ...]
@@ -54,7 +54,7 @@ class MeshSpace:
         return cls(meshes, tuple(intervals), tuple(tuple(members) for members in alike.values()), nodes)
 
     def first_of(self, mesh_class: int) -> DeviceMesh:
-        """Return the mesh that stands for its class."""
+        """Return the mesh that represents its class."""
         return self.meshes[self.classes[mesh_class][0]]
 
     def class_of(self, mesh: int) -> int:
@@ -63,7 +63,7 @@ class MeshSpace:
 
     @property
     def left_out(self) -> str:
-        """The meshes that a call may have and that are not searched, in words; empty if all are searched."""
+        """The meshes that a call may have but that are not searched, in words; empty if all are searched."""
         counts = sorted({mesh.num_nodes for mesh in self.meshes})
         left = [count for count in range(1, counts[-1]) if count not in counts]
         return (
@@ -74,10 +74,10 @@ class MeshSpace:
 
 
 def node_counts(num_nodes: int) -> list[int]:
-    """Return the numbers of nodes that a mesh may have: all of them, or for a large lease round numbers and its halves.
+    """Return the numbers of nodes that a mesh may have: all or, for a large lease, round numbers and its halves.
 
-    Round numbers have three binary digits and then zeros, each at most a quarter larger than any smaller number. If
-    that is too many nodes to search in half a minute, they have two digits, each at most a half larger.
+    Round numbers have three binary digits and then zeros, each at most a quarter larger than the previous. If there are
+    too many of them to search in half a minute, they have two digits, each at most a half larger.
 
     >>> node_counts(5), node_counts(50)[7:]
     ([1, 2, 3, 4, 5], [8, 10, 12, 13, 14, 16, 20, 24, 25, 28, 32, 40, 48, 50])
@@ -96,7 +96,7 @@ def node_counts(num_nodes: int) -> list[int]:
 
 
 def meshes_of(cluster: ClusterShape, lease: DeviceMesh) -> Iterator[DeviceMesh]:
-    """Yield aligned power-of-two slices of the lease's nodes, then whole nodes in a row (see `mesh`)."""
+    """Yield aligned power-of-two slices of the lease's nodes, then ranges of whole nodes (see `mesh`)."""
     nodes = range(lease.first_node, lease.first_node + lease.num_nodes)
     stop = lease.first_device + lease.devices_per_node
     width = 1

@@ -1,8 +1,9 @@
-"""The planning problem of a graph: the choices of the search, and the least time of each choice.
+"""A graph's planning problem: the choices of the search, and a lower bound on each choice's time.
 
-It leaves out effects that depend on more than two calls (most transfers of rows, shared copies, the devices of
-computations) and counts the rest at its least. So the bound of the problem, which holds for any order of nodes, bounds
-every plan's augmented graph. The problem `most` proves nothing: it looks for plans that fit, and counts typical times.
+It leaves out effects that depend on more than two calls (most row transfers, shared copies, the devices of
+computations) and uses lower bounds for the rest. So the problem's bound, which holds for any order of nodes, bounds
+every plan's augmented graph. The problem `most` proves no bound: it is for finding plans that fit, and counts typical
+times.
 """
 
 from __future__ import annotations
@@ -68,18 +69,18 @@ ITERATIONS = 12  # over which the search measures a period
 STALE = 2  # the lag of a call whose weights can move only once it has run in the iteration before
 
 MemoryCount = Literal["least", "most"]
-"""Bytes that every device holds (for a bound that is true), or the fullest one (for plans that fit)."""
+"""Bytes that every device holds (for a valid bound), or that the fullest device holds (for plans that fit)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanProblem:
-    """A problem with the candidates that its options stand for."""
+    """A search problem, with the candidates that its options stand for."""
 
     problem: Problem
     candidates: Candidates
 
     def placements(self, chosen: Plan) -> dict[str, Placement]:
-        """Return the placement of each call in a plan of the problem."""
+        """Return each call's placement in a plan of the problem."""
         return {
             name: replace(self.candidates[name][choice.option].placement, mesh=self.mesh(choice.mesh))
             for name, choice in chosen.items()
@@ -91,7 +92,7 @@ class PlanProblem:
 
     @property
     def num_plans(self) -> int:
-        """The number of plans, with room in memory or without."""
+        """The number of plans, whether or not they fit in memory."""
         sizes = [len(members) for members in self.problem.mesh_classes]
         return prod(sum(sizes[option.mesh_class] for option in call.options) for call in self.problem.calls)
 
@@ -108,14 +109,14 @@ def _parsed(name: str) -> DeviceMesh:
 
 @dataclass(frozen=True)  # without slots, since it keeps its problems
 class PlanSpace:
-    """All plans of a question: the candidates of every call with a model, and the problems that they pose."""
+    """All plans for a question: the candidates of every model call, and the search problems made of them."""
 
     context: CostContext
     candidates: Candidates
 
     @classmethod
     def of(cls, question: Question, also: Iterable[DeviceMesh] = ()) -> PlanSpace:
-        """Return all plans of a question, on meshes of its space and `also`.
+        """Return all plans for a question, on meshes of its space and `also`.
 
         Raises InvalidInput if no mesh can run a call.
         """
@@ -125,7 +126,7 @@ class PlanSpace:
 
     @property
     def left_out(self) -> str:
-        """Parts of plan files that the search does not look at, in words: the bound holds for the rest."""
+        """Parts of plan files that the search does not consider, in words; the bound holds for the rest."""
         several_nodes = self.context.site.mesh.num_nodes > 1
         parts = (
             "numbers of micro-batches between powers of two, and sizes of vLLM's cache between those tried",
@@ -138,7 +139,7 @@ class PlanSpace:
 
     @cached_property
     def least(self) -> PlanProblem:
-        """The problem that counts bytes that every device holds: its bound is true."""
+        """The problem that counts only bytes that every device holds, so its bound is valid."""
         return plan_problem(self.context, self.candidates)
 
     @cached_property
@@ -151,15 +152,15 @@ class PlanSpace:
 
     @cached_property
     def computed(self) -> PlanProblem:
-        """`least` with a node for each computation: for bounds.
+        """`least` with a node for each computation, to compute bounds.
 
-        As nodes they lead a search for plans to slower plans (`docs/internals/measured_log.md`).
+        As nodes, computations lead a search for plans to slower plans (`docs/internals/measured_log.md`).
         """
         return plan_problem(self.context, self.candidates, computations=True)
 
     @cached_property
     def computed_with_copies(self) -> PlanProblem:
-        """`with_copies`, or `least` without a second reader, with a node for each computation: for bounds."""
+        """`with_copies`, or `least` without a second reader, with a node for each computation, to compute bounds."""
         return self._with_copies(computations=True) or self.computed
 
     def _with_copies(self, computations: bool) -> PlanProblem | None:
@@ -171,14 +172,15 @@ class PlanSpace:
 
     @cached_property
     def most(self) -> PlanProblem:
-        """The problem that counts bytes of the fullest device: most of its plans fit, with prefetch or without."""
+        """The problem that counts the fullest device's bytes: most of its plans fit, with or without prefetch."""
         return plan_problem(self.context, self.candidates, "most")
 
 
 def restricted_problem(
     space: PlanSpace, meshes: Mapping[str, DeviceMesh], admits: Callable[[Call, Placement], bool]
 ) -> PlanProblem:
-    """Pose the problem of a preset: `most`, with a mesh for each call and the ways to run there that the preset admits.
+    """Return a preset's problem: `most`, with one mesh for each call, and only ways to run there that the preset
+    allows.
 
     Raises InvalidInput if a call does not fit its mesh.
     """
@@ -207,9 +209,9 @@ def plan_problem(
     copies: bool = False,
     computations: bool = False,
 ) -> PlanProblem:
-    """Pose the problem of the context's graph; `classes` of meshes replace those of its space.
+    """Return the problem of the context's graph; `classes` of meshes replace those of its space.
 
-    With `copies` the second half of a second reader's options uses the first reader's copy. With `computations` each
+    With `copies`, the second half of a second reader's options uses the first reader's copy. With `computations`, each
     computation that a call waits for is a node.
     """
     graph, space = context.graph, context.space

@@ -1,8 +1,8 @@
-"""Parts of a plan space: plans that keep kinds of nodes apart, and plans whose calls a person pins to meshes.
+"""Parts of a plan space: plans that keep kinds of nodes apart, and plans with calls pinned to meshes.
 
-To train on a kind of node and to infer on it or on another is the rule of thumb for clusters of several kinds (Xiao et
-al. 2023, arXiv:2312.11819, section V-A2). Each such part of the space is small if searched alone. So a plan for all
-nodes is at least as good as a plan for the nodes of a single kind.
+Clusters with several kinds of nodes usually train on one kind and infer on the same or another kind (Xiao et al. 2023,
+arXiv:2312.11819, section V-A2). Each such part of the space is small when searched separately. So a plan for all nodes
+is at least as good as a plan for the nodes of a single kind.
 """
 
 from collections.abc import Hashable, Iterator, Mapping
@@ -18,7 +18,7 @@ from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 def divisions(space: PlanSpace) -> Iterator[PlanSpace]:
     """Yield, for each pair of kinds of nodes, the plans that train and generate on the first, and infer on the second.
 
-    Yields no plan if all nodes are alike; pairs on which some call cannot run are left out.
+    Yields no plan if all nodes are equal; pairs on which some call cannot run are left out.
     """
     context, meshes = space.context, space.context.space
     kinds = list(dict.fromkeys(_kind(context, node) for node in meshes.nodes))
@@ -43,7 +43,7 @@ def _kind(context: CostContext, node: int) -> Hashable:
 
 
 def pinned(space: PlanSpace, meshes: Mapping[str, DeviceMesh]) -> PlanSpace:
-    """Return the plans that have each call of `meshes` on that mesh, which gets its own class.
+    """Return the plans with the calls in `meshes` on these meshes, each of which gets its own class.
 
     Raises InvalidInput for an unknown call, a mesh outside the lease, or a mesh that a call does not fit.
     """

@@ -1,10 +1,10 @@
-"""The problems that bound plans with streamed parts: some calls need not wait for each other, but are in parts.
+"""Problems that bound plans with streamed parts: some calls run in parts and need not wait for each other.
 
-In a plan of the first kind each call waits for the whole of its inputs. The problem without parts bounds it: the parts
-of a call run one after another and together take no less than the whole call (`NodeCosts`), so any two calls that
-exclude each other do so part by part. In every other plan some producer streams to a consumer. So the producer has at
-least two parts, whose least seconds count, and no call on the same rows needs to wait for the end of a call that may
-stream to it. What waits for the consumer waits for all parts of both. `docs/internals/plan_search.md` has the proof.
+If every call waits for its whole inputs, the problem without parts bounds the plan: a call's parts run one after
+another and together take no less than the whole call (`NodeCosts`), so any two calls that exclude each other do so part
+by part. In every other plan some producer streams to a consumer. Then the producer has at least two parts, counted with
+their shortest time, and no call on the same rows needs to wait for the end of a call that may stream to it. Calls after
+the consumer wait for all parts of both. `docs/internals/plan_search.md` has the proof.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from prefect_rlhf.placement.search.problem import Edge, PlannedCall, Problem
 
 
 def streamed_problems(space: PlanSpace, most_seconds: float = math.inf) -> Iterator[Problem]:
-    """Yield a problem for each call that may stream; together they bound all plans in which some call streams.
+    """Yield a problem for each call that may stream; together they bound all plans that stream.
 
-    Plans of `most_seconds` and more need no bound: options that alone take as long keep their seconds without parts.
+    Plans that take `most_seconds` or more need no bound, so options that alone take that long keep their seconds
+    without parts.
     """
     graph, whole = space.context.graph, space.computed.problem
     pairs = {(one.name, other.name) for one, other in _free_pairs(graph)}
@@ -117,7 +118,7 @@ def _least_seconds(call: Call, kind: Placement, context: CostContext) -> float:
 
 
 def seconds_in_parts(call: Call, placement: Placement, parts: int, context: CostContext) -> float:
-    """Return the time of all parts of a call, each as a separate call, without the cost of new weights; in seconds."""
+    """Return the seconds of all parts of a call, each timed as a separate call, without the cost of new weights."""
     work = _work_of_part(call, parts, context.question.workload)
     return parts * seconds_of(work, context.works(call).sizes, placement, context)
 

@@ -1,4 +1,4 @@
-"""The models that may come to a device between another's visit and a call that leaves no room for that visit."""
+"""The models that may come to a device between another model's visit and a call that leaves no room for that visit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from prefect_rlhf.placement.search.problem import Edge
 def visits_between(
     graph: DataflowGraph, calls: Collection[str], edges: Iterable[Edge]
 ) -> dict[tuple[str, str], frozenset[str]]:
-    """Return, for a call and a visitor, the calls whose models may keep the two apart; pairs that any may are left out.
+    """Return, for a call and a visitor, the calls with models that may keep the two apart; left out if any call may.
 
     `edges` are the waits of every plan. *Proof.* Let call c of a step not precede visitor i of that step. Its run
     follows the offload of i only through the reload of another model on i's devices, behind that offload. A model that

@@ -1,4 +1,4 @@
-"""Sharing of trained weights: a second reader uses its own copy or the first reader's."""
+"""Sharing trained weights: a second reader has its own copy or uses the first reader's."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,21 +13,23 @@ FORBIDDEN = 10**12  # microseconds, of a move for which there is no room, and of
 
 
 def readers_of(graph: DataflowGraph, call: Call) -> list[Call]:
-    """Return the calls that use the weights of a call's role and do not train them."""
+    """Return the calls that use a call's weights without training them."""
     return [other for other in graph if other.role == call.role and other != graph.trained_by(call.role or "")]
 
 
 def second_reader(graph: DataflowGraph, name: str) -> bool:
-    """Return whether a call is the second of two that use trained weights: of more, whose copy is whose is open."""
+    """Whether a call is the second of exactly two readers of trained weights; with more, it is open who shares with
+    whom.
+    """
     call = graph.call(name)
     readers = readers_of(graph, call)
     return graph.trained_by(call.role or "") is not None and len(readers) == 2 and call == readers[1]
 
 
 def use_of_copy(first: Call, holders: Sequence[Candidate], second: Call, own: Sequence[Candidate]) -> PairNode:
-    """Return a node that forbids `second` to use the copy of `first` if mesh, engine or strategy differ.
+    """Return a node that keeps `second` from using the copy of `first` if mesh, engine or strategy differ.
 
-    The options of `second` are `own`, each with its own copy, and then the same options with the copy of `first`.
+    The options of `second` are `own`, each with its own copy, followed by the same options with the copy of `first`.
     """
     held, used = ([(o.placement.engine, o.placement.strategy) for o in options] for options in (holders, own))
     held_kinds, used_kinds = ({copy: kind for kind, copy in enumerate(dict.fromkeys(each))} for each in (held, used))
@@ -41,7 +43,7 @@ def use_of_copy(first: Call, holders: Sequence[Candidate], second: Call, own: Se
 
 
 def with_unmoved(move: PairNode) -> PairNode:
-    """Return a move whose second call has each option twice, the second time without the move."""
+    """Return a move with each option of its second call twice, the second time without the move."""
     microseconds = np.concatenate([move.microseconds, np.zeros_like(move.microseconds)], axis=-1)
     assert move.kinds is not None  # weight moves have them
     first, second = move.kinds

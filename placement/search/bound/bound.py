@@ -1,11 +1,11 @@
 """A lower bound on every completion of a partial plan, compiled.
 
 Two nodes *exclude* each other if they occupy a common resource, if both load a model on a common device and offload it
-afterwards, if one of them leaves no room for a model that comes, or if the first must end before the second starts. A
-rule may add that it orders them. If some nodes of a set exclude each other, the set needs at least the time (*) of
-`exclusive_work`. Undecided calls enter with their smallest duration and area, and no overlap, so a bound of a partial
-plan holds for all its completions. What follows for the time of a plan is a bound of its rule: the `period` of a long
-run for any order of its nodes, or ReaL's makespan.
+afterwards, if either leaves no room for a model that comes, or if the first must end before the second starts. A rule
+may add that it orders them. If some nodes of a set exclude each other, the set needs at least the time (*) of
+`exclusive_work`. Undecided calls enter with their smallest duration and area, and no overlap, so a partial plan's bound
+holds for all its completions. How this bounds a plan's time depends on the rule: the `period` of a long run for any
+order of its nodes, or ReaL's makespan.
 
 tests/placement/search/test_bound.py compares the bound with every plan of random problems, in random orders too.
 """
@@ -22,7 +22,7 @@ from prefect_rlhf.placement.search.tables.tables import COMPUTE, LINK, PAIR, Tab
 def fill_areas(t: Tables, option: Ints, least_area: Ints, least_size: Ints, us: Ints, area: Ints) -> None:
     """Write the area of each node: microseconds times the fewest devices that it can occupy.
 
-    `least_area` and `least_size` are the values of the undecided calls.
+    `least_area` and `least_size` are the values for undecided calls.
     """
     for node in range(t.num_nodes):
         first = t.first[node]
@@ -69,7 +69,7 @@ def present(us: Ints) -> int:
 
 @inner
 def bound_of(t: Tables, option: Ints, relation: Ints, us: Ints, overlap: Ints, s: Scratch, enough: int) -> int:
-    """A time in microseconds that no schedule by the rule beats. Stops at its first term that reaches `enough`.
+    """Microseconds that no schedule by the rule beats. Stops at the first term that reaches `enough`.
 
     `s.area` is filled by `fill_areas`, `s.crowd` by `fill_crowd`. Writes the binding term into `s.binding`:
     ALL_ITERATIONS, or CYCLE + number of the anchor; K and A of all iterations or of the cycle; K and A of the last

@@ -1,4 +1,4 @@
-"""The heaviest set of nodes that exclude each other pairwise; sets are words of bits."""
+"""The heaviest set of nodes that exclude each other pairwise; sets are integers of bits."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def sum_over(weights: Ints, members: int) -> int:
 
 @compiled
 def heaviest_clique(adjacent: Ints, weights: Ints, candidates: int, stack: Ints) -> tuple[int, int]:
-    """Weight and members of the heaviest clique among `candidates`. `adjacent[v]` is a set of nodes.
+    """Weight and members of the heaviest clique among `candidates`. `adjacent[v]` is the set of v's neighbours.
 
-    Branch and bound: take the first candidate, or leave it if some other candidate is not adjacent to it. Weights are 0
-    or more. `stack` has room for STACK numbers: choices to return to, each as candidates, members, weight.
+    Branch and bound: include the first candidate, or exclude it if another candidate is not adjacent to it. Weights are
+    0 or more. `stack` has room for STACK numbers: choices to return to, each as candidates, members, weight.
 
     >>> import numpy as np
     >>> path = np.array([0b010, 0b101, 0b010])  # 0 - 1 - 2

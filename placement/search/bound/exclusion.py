@@ -1,7 +1,7 @@
 """The nodes that can never run at the same time, compiled.
 
 The reasons are common resources, models that visit the same device in sequence, calls that leave no room for a visit,
-and dependencies. Rules of scheduling are not used, so the consequences hold for every schedule.
+and dependencies. Scheduling rules are not used, so the result holds for every schedule.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def fill_conflicts(t: Tables, us: Ints, overlap: Ints, crowd: Crowd, by_resource
     """Write for each node the set of nodes that never run concurrently with it.
 
     They occupy a common resource, or are visits of other roles to a common device, or a call and the visits that find
-    no room beside it, or a late visit and all that its devices compute. A node that occupies a resource is in its own
-    set.
+    no room beside it, or a late visit and everything that its devices compute. A node that occupies a resource is in
+    its own set.
     """
     for call in range(t.num_calls):
         by_resource[call] = by_resource[call + t.num_calls] = 0
@@ -78,7 +78,7 @@ def occupied(t: Tables, node: int, late: int) -> int:
 
 @inner
 def exclude_crowded(t: Tables, crowded: Ints, conflict: Ints) -> None:
-    """Add that a call excludes the visits that find no room on its devices."""
+    """Let each call exclude the visits that find no room on its devices."""
     for call in range(t.num_calls):
         others = crowded[call]
         while others:

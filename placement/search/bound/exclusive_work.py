@@ -1,8 +1,8 @@
 """A lower bound on the time that mutually exclusive nodes need, compiled.
 
-A set of nodes that exclude each other pairwise (a clique) runs in sequence. While a clique K runs, no node runs
-that all of K excludes. If A is a set of such nodes, the remaining time must have room for the area of A: each
-node's duration times the devices that it occupies. With D devices,
+A set of nodes that exclude each other pairwise (a clique) runs in sequence. While a clique K runs, no node runs that
+all of K excludes. If A is a set of such nodes, the remaining time must have room for A's area: each node's duration
+times the devices that it occupies. With D devices,
 
     seconds >= weight(K) + area(A) / D                                                                    (*)
 """
@@ -45,5 +45,5 @@ def heaviest_work(us: Ints, area: Ints, s: Scratch, nodes: int, num_devices: int
 
 @inner
 def rounded_up(value: int, divisor: int) -> int:
-    """The quotient as an integer not below it."""
+    """Divide and round up."""
     return (value + divisor - 1) // divisor

@@ -1,12 +1,12 @@
 """A lower bound on the iteration time of a long run, for any order of its nodes, compiled.
 
-With (*) of `exclusive_work`, over many iterations: between two runs of an anchor, `lag` iterations apart, lie all nodes
-of its cycle, so the period is at least (*) of these nodes over `lag`. If the lag is 1, nodes of the cycle that wait for
-each other never run at the same time in any iterations. (*) of all nodes counts as well: with the exclusions that
-always hold and, if the lag is 1, with the exclusions of the cycle.
+It uses (*) of `exclusive_work` over many iterations: between two runs of an anchor, `lag` iterations apart, lie all
+nodes of its cycle, so the period is at least (*) of these nodes over `lag`. If the lag is 1, nodes of the cycle that
+wait for each other never run at the same time in any iterations. (*) of all nodes counts as well: with the exclusions
+that always hold and, if the lag is 1, with the exclusions of the cycle.
 
-With older weights a loop of dependencies may need several iterations (`loops`). Its nodes K run in sequence once in
-`lag` iterations. Nodes Q that all of K and each other always exclude run `lag` times then, those of K once less:
+With staleness a loop of dependencies may need several iterations (`loops`). Its nodes K run in sequence once in `lag`
+iterations. Nodes Q that always exclude all of K and each other then run `lag` times, those of K once less:
 
     lag * seconds >= durations of K + lag * durations of Q outside K + (lag - 1) * durations of Q in K
 """
@@ -24,9 +24,9 @@ from prefect_rlhf.placement.search.tables.tables import Tables
 
 @inner
 def period_bound(t: Tables, us: Ints, s: Scratch, nodes: int, enough: int) -> int:
-    """Microseconds that no period is below; `nodes` take time. Stops at the first of its terms to reach `enough`.
+    """Microseconds that no period is below; `nodes` take time. Stops at the first term that reaches `enough`.
 
-    `s.conflict` and `s.area` are filled. Writes what binds.
+    `s.conflict` and `s.area` are filled. Writes the binding term.
     """
     best, all_counted = 0, False
     for number in range(len(t.anchor)):
@@ -50,7 +50,7 @@ def period_bound(t: Tables, us: Ints, s: Scratch, nodes: int, enough: int) -> in
 
 @inner
 def loop_bound(t: Tables, us: Ints, s: Scratch, nodes: int, number: int, best: int) -> int:
-    """The bound of a loop; `s.adjacent` are the nodes that always exclude each other. Writes what binds."""
+    """The bound of a loop; `s.adjacent` are the nodes that always exclude each other. Writes the binding term."""
     members, lag = t.loops[number, 0] & nodes, t.loops[number, 1]
     work, alone = sum_over(us, members), 0
     others = nodes
@@ -69,7 +69,9 @@ def loop_bound(t: Tables, us: Ints, s: Scratch, nodes: int, number: int, best: i
 
 @inner
 def larger_of(t: Tables, us: Ints, s: Scratch, members: int, term: int, lag: int, best: int) -> int:
-    """The larger of the best bound and (*) over `members` for `lag` iterations; if it is (*), write that it binds."""
+    """The larger of the best bound and (*) over `members` for `lag` iterations. Writes the binding term if it is
+    (*).
+    """
     work, kept, fitting = heaviest_work(us, s.area, s, members, t.num_devices)
     value = rounded_up(work, t.num_devices * lag)
     if value > best:

@@ -1,4 +1,4 @@
-"""Room for the intermediate results of a bound; allocated once, since that takes as long as the bound itself."""
+"""Memory for intermediate results of a bound, allocated once, because allocation takes as long as the bound itself."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def empty_crowd(num_calls: int) -> Crowd:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scratch(Record):
-    """Arrays are changed in place. `area` and `crowd` go in, `binding` comes out."""
+    """Arrays are changed in place. `area` and `crowd` are inputs, `binding` is the output."""
 
     area: Ints  # [V]: device-microseconds of each node, see `fill_areas`
     crowd: Crowd

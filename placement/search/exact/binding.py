@@ -1,4 +1,4 @@
-"""The term of the bound that binds a plan, in words: what would have to change for the plan to get faster."""
+"""The binding term of a plan's bound, in words: what would have to change for a faster plan."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from prefect_rlhf.placement.search.tables.tables import EQUAL, UNDECIDED, Tables
 
 @inner
 def next_alternative(t: Tables, s: SearchState, decision: int, call: int, other: int) -> bool:
-    """Take the next alternative of a decision. If no alternative is left, undo the decision and return False."""
+    """Go to the next alternative of a decision. If no alternative is left, undo the decision and return False."""
     if other == GROUP:
         return next_group(t, s, decision, call)
     if other == OPTION:
@@ -26,7 +26,7 @@ def next_alternative(t: Tables, s: SearchState, decision: int, call: int, other:
 
 @inner
 def next_group(t: Tables, s: SearchState, decision: int, call: int) -> bool:
-    """Take the next group whose class of meshes is in the call's domain. Returns False if no group is left."""
+    """Go to the next group with a class of meshes in the call's domain. Returns False if no group is left."""
     p = s.partial
     domain = p.domain[p.depth[0]]
     first = t.group_start[call]
@@ -43,7 +43,7 @@ def next_group(t: Tables, s: SearchState, decision: int, call: int) -> bool:
 
 @inner
 def next_option(t: Tables, s: SearchState, decision: int, call: int) -> bool:
-    """Take the next option of the call's group; if no option is left, the group stands for its options again."""
+    """Go to the next option of the call's group; if no option is left, the group stands for its options again."""
     at = t.option_start[call] + s.group[call]
     s.cursor[decision] += 1
     if t.member_start[at] + s.cursor[decision] < t.member_start[at + 1]:

@@ -1,13 +1,13 @@
 """Exact search by iterative deepening on the threshold: each round proves that no plan ends sooner.
 
-A round visits the calls depth first: for each call every option, then the relation of its mesh to each earlier mesh.
-A plan is left out if its meshes cannot be packed, memory overflows, or its bound is at or above the threshold. So
-when a round ends, every plan that it left out takes at least LEAST_LEFT: the next lower bound. The mesh of a call is
-decided first, with a group of options (`groups`) as a stand-in for its options.
+A round visits the calls depth first: for each call every option, then the relation of its mesh to each earlier mesh. A
+plan is left out if its meshes cannot be packed, memory overflows, or its bound is at or above the threshold. So when a
+round ends, every plan that it left out takes at least LEAST_LEFT, which is the next lower bound. A call's mesh is
+decided first, with a group of options (`groups`) standing for its options.
 
 A round is a sequence of decisions: for each call k its group of options, then its relation to each of the k calls
 before it. The option of a call with moves is decided after its relations, every other option after all meshes. The
-cursors store the present alternative of each decision, so a round can stop anywhere and continue.
+cursors store each decision's current alternative, so a round can stop and continue at any point.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ FEW = 2  # undecided calls for which it does not pay to narrow their domains
 
 
 def decision_order(t: Tables, bounds_only: bool = False) -> list[int]:
-    """Return the calls in the order of decisions: first calls that occupy the most devices for the longest time.
+    """Return the calls in the order of decisions: first the calls that occupy the most devices for the longest time.
 
     The area of a call with moves counts twice; with `bounds_only` four times if the other end of a move precedes it.
     """
@@ -119,7 +119,7 @@ def begin_within(t: Tables, s: SearchState, plan: CompletePlan, num_kept: int) -
 
 
 def lower(s: SearchState, makespan: int) -> None:
-    """Look only for plans better than a plan of this makespan, which another search found."""
+    """Look only for plans better than `makespan`, that of a plan found by another search."""
     if makespan < s.scalars[BEST]:
         s.scalars[BEST] = makespan
         s.best_option[:] = UNDECIDED
@@ -127,7 +127,7 @@ def lower(s: SearchState, makespan: int) -> None:
 
 
 def best_plan(s: SearchState) -> Incumbent | None:
-    """The best plan; None when this pass has not found it."""
+    """The best plan; None if this pass has not found it."""
     if s.best_option[0] == UNDECIDED:
         return None
     return Incumbent.from_arrays(s.scalars[BEST], s.best_option, s.best_mesh)
@@ -156,7 +156,7 @@ def advance(t: Tables, s: SearchState, evaluations: int) -> bool:
 
 @inner
 def descend(t: Tables, s: SearchState) -> bool:
-    """Go on to the next call. Returns False when some undecided call has no class of meshes left."""
+    """Go on to the next call. Returns False if some undecided call has no class of meshes left."""
     deeper(t, s.partial)
     few = t.num_calls - s.partial.depth[0] < FEW
     return few or narrow(t, s.partial, s.scalars[THRESHOLD], s.tally)
@@ -198,7 +198,7 @@ def is_forced_overlap(t: Tables, p: Partial, call: int, other: int) -> bool:
 
 @inner
 def is_promising(t: Tables, s: SearchState, decision: int, call: int) -> bool:
-    """Whether the bound is below the threshold. If no option as slow can be below it, skip those too."""
+    """Whether the bound is below the threshold. If not, also skips options that are no faster."""
     p = s.partial
     threshold = s.scalars[THRESHOLD]
     s.tally[EVALUATIONS] += 1
@@ -221,7 +221,7 @@ def is_promising(t: Tables, s: SearchState, decision: int, call: int) -> bool:
 def can_pack(t: Tables, s: SearchState, call: int) -> bool:
     """Whether the meshes decided so far can be packed: first with the earlier meshes unchanged, then from the start.
 
-    Only a packing that succeeds is kept. A packing that takes too long is left to `schedule`.
+    Only a successful packing is kept. A packing that takes too long is left to `schedule`.
     """
     # Relations determine times and memory, so positions matter only for existence: any packing will do, and the
     # packing of the earlier calls is tried first because it mostly extends. UNKNOWN may not prune, since the plan may
@@ -276,7 +276,7 @@ def schedule(t: Tables, s: SearchState) -> None:
 
 @inner
 def take_if_better(t: Tables, s: SearchState, bound: int, us: int) -> None:
-    """Keep a plan that takes `us`, and no less than `bound`, if it is the best so far."""
+    """Keep a plan that takes `us`, but no less than `bound`, if it is the best so far."""
     s.tally[LEAST_BOUND] = min(s.tally[LEAST_BOUND], t.rule.least_in_any_order(bound, us))
     s.tally[LEAST_LEFT] = min(s.tally[LEAST_LEFT], us)
     if us < s.scalars[BEST]:

@@ -1,8 +1,8 @@
 """Domains: the mesh sizes left to undecided calls, with a bound below the threshold.
 
 On few devices a call takes too long; on many it must overlap too many calls. So at each depth of the search, the
-smallest and the largest classes of meshes are tested until a class may be part of a plan. The least time, area and size
-of an undecided call are then taken over the classes between, which raises the bound of all deeper decisions.
+smallest and the largest classes of meshes are excluded until a class may be part of a plan. The least time, area and
+size of an undecided call are then taken over the classes in between, which raises the bound of all deeper decisions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from prefect_rlhf.placement.search.tables.tables import UNDECIDED, Tables
 
 @compiled
 def narrow(t: Tables, p: Partial, threshold: int, tally: Ints) -> bool:
-    """Narrow the domains of all undecided calls at the present depth. Returns False if a domain is empty.
+    """Narrow the domains of all undecided calls at the current depth. Returns False if a domain is empty.
 
     `tally` is the tally of `SearchState`: LEAST_LEFT is lowered to the least bound of the excluded classes.
     """

@@ -1,7 +1,7 @@
-"""The exact search: iterative deepening proves bounds, annealing finds plans, each prunes the other.
+"""The exact search: iterative deepening proves bounds, annealing finds plans, and each prunes the other.
 
-A plan found by annealing lowers the threshold of the round that is under way; a round that ends raises the lower
-bound to the least that it left out, and the next threshold stands a little above that.
+A plan found by annealing lowers the threshold of the current round. A finished round raises the lower bound to the
+lowest bound that it left out, and the next threshold is a little above that.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ExactState:
     """The state of both searches. The arrays of `search` and `annealing` are changed in place.
 
     No plan takes less than `proved_us` by the problem's rule, nor less than `lower_bound_us` in any order. `near` is
-    None as long as there is no plan, and when all around the best have been searched.
+    None until a plan is found, and when all neighbourhoods of the best plan have been searched.
     """
 
     search: SearchState
@@ -61,12 +61,12 @@ class ExactState:
 
     @property
     def proving_evaluations(self) -> int:
-        """Evaluations of deepening."""
+        """How many evaluations deepening used."""
         return int(self.search.tally[EVALUATIONS])
 
     @property
     def improving_evaluations(self) -> int:
-        """Evaluations spent on finding plans, not on bounds."""
+        """How many evaluations were spent on finding plans, not on bounds."""
         return self.annealing.evaluations + self.near_evaluations
 
     @property
@@ -78,12 +78,12 @@ class ExactState:
 @final
 @dataclass(frozen=True, slots=True)
 class IterativeDeepening:
-    """Rounds of deepening, which prove bounds, and between them steps of a search that finds plans.
+    """Alternates rounds of deepening, which prove bounds, with steps of a search that finds plans.
 
-    `growth` is how much the threshold first rises, as a share; later rises aim at rounds that cost twice the last.
-    `improving_share` says how many evaluations the search for plans gets per evaluation of deepening, until it is
-    stale. With `bounds_only`, a plan counts as fast as its bound: the search ends when no plan is below the least bound
-    of a visited plan, which no more evaluations can raise. Plans that take `most_us` or more are left out.
+    `growth` is how much the threshold first rises, as a share; later rises aim at rounds that cost twice as much as the
+    last. `improving_share` is how many evaluations the search for plans gets per evaluation of deepening, until it
+    stops improving. With `bounds_only`, a plan counts as fast as its bound: the search ends when no plan is below the
+    least bound of a visited plan, which no more evaluations can raise. Plans that take `most_us` or more are left out.
     """
 
     seed: int = 0
@@ -101,7 +101,7 @@ class IterativeDeepening:
         return _next_round(t, ExactState(search, begin_annealing(t, self.seed), lower_bound, lower_bound, self.growth))
 
     def again(self, state: ExactState) -> ExactState:
-        """Return the state of a search with a larger `most_us`, to be continued by this search."""
+        """Return the state of an earlier search, prepared for this search to continue with a larger `most_us`."""
         lower(state.search, self.most_us)
         kept = state.incumbent is not None and state.incumbent.makespan_us < self.most_us
         return state if kept else replace(state, incumbent=None)

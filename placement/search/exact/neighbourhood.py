@@ -1,7 +1,7 @@
-"""Search around the best plan: free a few calls, keep all others, and search the few exactly.
+"""Searches around the best plan: frees a few calls, keeps all others, and searches the few exactly.
 
-First every pair of calls, then every three: large neighbourhoods (Shaw, 1998), pruned by the bound of the kept calls.
-Each gets a limited number of evaluations; a better plan restarts the search around itself.
+First it frees every pair of calls, then every three: large neighbourhoods (Shaw, 1998), pruned by the bound of the kept
+calls. Each gets a limited number of evaluations. A better plan restarts the search around itself.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Neighbourhoods:
     evaluations: int = 0
 
     def around(self, center: Incumbent) -> Neighbourhoods:
-        """Begin anew around a better plan."""
+        """Start again around a better plan."""
         return replace(self, center=center, number=0)
 
 
 def step_neighbourhood(t: Tables, state: Neighbourhoods) -> Neighbourhoods | None:
-    """Search a neighbourhood; None if all neighbourhoods of this plan have been searched."""
+    """Search a neighbourhood; return None if all neighbourhoods of this plan have been searched."""
     calls = range(t.num_calls)
     free_sets = [free for size in range(2, MOST_FREE + 1) for free in combinations(calls, min(size, t.num_calls))]
     if state.number == len(free_sets):

@@ -1,4 +1,6 @@
-"""The state of a depth-first pass of the exact search: its decisions, the plan so far, the least bound that it left."""
+"""The state of a depth-first pass of the exact search: its decisions, the best plan so far, the lowest bound left
+out.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ class SearchState(Record):
     """A depth-first pass of D decisions; arrays are changed in place.
 
     In the tally, LEAST_LEFT is the least bound or time of all plans that this round left out, and EVALUATIONS counts
-    the evaluations of all rounds. LEAST_BOUND is what the plans that were scheduled in this round take at least, if
-    the rule allows another order of their nodes: then a plan might take as little as its bound.
+    the evaluations of all rounds. LEAST_BOUND is a lower bound on the plans scheduled in this round, if the rule allows
+    another order of their nodes: such a plan might take only as long as its bound.
     """
 
     order: Ints  # [C]: calls, the most decisive first
@@ -44,7 +46,9 @@ class SearchState(Record):
 
 
 def empty_search_state(t: Tables, order: Sequence[int], num_kept: int = 0) -> SearchState:
-    """Start before the first round: no plan, no threshold. The first calls of the order may be kept as they are."""
+    """Return the state before the first round: no plan, no threshold. The first `num_kept` calls of the order stay as
+    they are.
+    """
     decisions = list(_decisions(t, order, num_kept))
     return SearchState(
         order=np.array(order, dtype=np.int64),

@@ -1,1 +1,1 @@
-"""Partial and complete plans as arrays, compiled: decisions, packing on the devices, schedule."""
+"""Partial and complete plans as arrays, compiled: decisions, packing on the devices, schedules."""

@@ -1,4 +1,4 @@
-"""A complete plan as arrays: an option and a mesh for each call; the time it takes, whether it fits; compiled."""
+"""A complete plan as arrays: each call's option and mesh, its time, and whether it fits; compiled."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def empty_complete_plan(t: Tables) -> CompletePlan:
 
 @compiled
 def evaluate(t: Tables, p: CompletePlan) -> int:
-    """The time in microseconds, times OVERFLOW_FACTOR when a device overflows."""
+    """The time in microseconds, times OVERFLOW_FACTOR if a device overflows."""
     us = time_of(t, p)
     return us if fits(t, p) else OVERFLOW_FACTOR * us
 
@@ -57,7 +57,7 @@ def evaluate(t: Tables, p: CompletePlan) -> int:
 def time_of(t: Tables, p: CompletePlan) -> int:
     """The time of a plan in microseconds, whether or not it fits, by the rule.
 
-    A measured period can be too short while a part of the graph is ahead of another, so the plan's own bound counts
+    A measured period can be too short while one part of the graph is ahead of another, so the plan's own bound counts
     too.
     """
     fill_relations(t, p)
@@ -80,7 +80,7 @@ def own_bound(t: Tables, p: CompletePlan, enough: int) -> int:
 
 @compiled
 def fill_relations(t: Tables, p: CompletePlan) -> None:
-    """Write the relations of all meshes, and the durations of all nodes, which follow from them."""
+    """Write the relations of all meshes, and the node durations that follow from them."""
     for a in range(t.num_calls):
         p.overlap[a] = 0
         for b in range(t.num_calls):
@@ -93,7 +93,7 @@ def fill_relations(t: Tables, p: CompletePlan) -> None:
 
 @inner
 def overflow(t: Tables, p: CompletePlan) -> int:
-    """Bytes by which the fullest devices, and devices at which the load changes, are too small; 0 if all fits.
+    """Bytes that are missing on the fullest devices, and on devices at which the load changes; 0 if everything fits.
 
     Expects that the relations are filled.
     """
@@ -107,12 +107,12 @@ def overflow(t: Tables, p: CompletePlan) -> int:
 
 @inner
 def excess_of(t: Tables, p: CompletePlan, device: int) -> int:
-    """Bytes by which a device is too small."""
+    """Bytes that are missing on a device."""
     packing = Packing(p.order, p.option, p.relation, p.mesh)
     return max(0, load_of(t, packing, t.num_calls, device) - t.device_bytes[device])
 
 
 @compiled
 def fits(t: Tables, p: CompletePlan) -> bool:
-    """Whether every device has memory enough."""
+    """Whether every device has enough memory."""
     return overflow(t, p) == 0

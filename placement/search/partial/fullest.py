@@ -1,6 +1,6 @@
-"""Memory of the fullest device of a mesh: pipeline stages differ, and calls on all its devices add to each of them.
+"""Memory of a mesh's fullest device: pipeline stages differ, and calls on all its devices add to each of them.
 
-So a plan may overflow there, or a model may have no room to come while a call runs.
+So a plan may overflow there, or may have no room for a model that comes while a call runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from prefect_rlhf.placement.search.tables.tables import DISJOINT, EQUAL, OVERLAP
 
 @inner
 def beyond_fullest(t: Tables, option: Ints, relation: Ints) -> int:
-    """Bytes by which the fullest devices are too small, summed over the decided calls that run there."""
+    """Bytes that are missing on the fullest devices, summed over the decided calls that run there."""
     excess = 0
     for running in range(t.num_calls):
         if option[running] != UNDECIDED:
@@ -53,9 +53,9 @@ def fill_crowd(t: Tables, option: Ints, relation: Ints, overlap: Ints, us: Ints,
 
 @inner
 def fill_apart(t: Tables, option: Ints, visiting: int, crowd: Crowd) -> None:
-    """Write the calls whose visits exclude each other on common devices: of other roles, or of copies that differ.
+    """Write the calls with visits that exclude each other on common devices: of other roles, or of different copies.
 
-    A call without a link node of its own visits, too, if its copy leaves: some link node of the copy precedes it.
+    A call without a link node of its own also visits if its copy leaves, because a link node of the copy precedes it.
     """
     for call in range(t.num_calls):
         crowd.apart[call] = 0
@@ -73,7 +73,7 @@ def fill_apart(t: Tables, option: Ints, visiting: int, crowd: Crowd) -> None:
 
 @inner
 def are_never_one(t: Tables, option: Ints, first: int, second: int) -> bool:
-    """Whether two calls of a role are decided, and have copies of their own."""
+    """Whether two calls of a role are decided and have different copies."""
     decided = option[first] != UNDECIDED and option[second] != UNDECIDED
     return decided and not copies_may_be_one(t, option, first, second)
 
@@ -95,14 +95,14 @@ def is_crowded(
 
 @inner
 def comes_with_more(t: Tables, option: Ints, call: int) -> bool:
-    """Whether the model of a decided call holds more while it visits than all the time."""
+    """Whether a decided call's model holds more during its visit than at other times."""
     at = t.option_start[call] + option[call]
     return t.option_loaded[at] > t.option_static[at]
 
 
 @inner
 def is_full_with(t: Tables, option: Ints, relation: Ints, running: int, visitor: int) -> bool:
-    """Whether a visit has no room on the fullest device of a running call, all of whose devices it has."""
+    """Whether a visit has no room on the fullest device of a running call, if it has all of that call's devices."""
     if not surely_covers(t, option, relation, visitor, running):
         return False
     own = t.option_fullest[t.option_start[running] + option[running]]
@@ -114,7 +114,8 @@ def is_full_with(t: Tables, option: Ints, relation: Ints, running: int, visitor:
 def is_full_between(
     t: Tables, option: Ints, overlap: Ints, crowd: Crowd, running: int, visitor: int, static: int
 ) -> bool:
-    """Whether a visit has no room on a device of a running call that both have, and others that overlap all of them.
+    """Whether a visit has no room on a device that it shares with a running call and with other calls that overlap
+    both.
 
     Meshes that overlap pairwise have a device in common. `static` are the static bytes of all calls, or more.
     """
@@ -137,7 +138,7 @@ def is_full_between(
 def none_lies_between(t: Tables, option: Ints, relation: Ints, running: int, visitor: int) -> bool:
     """Whether no other model can come to a visitor's devices between its visit and the next run of a call.
 
-    Each call that might is decided, and keeps its copy on its devices, or has other devices.
+    Each call that could is decided, and either keeps its copy on its devices or has other devices.
     """
     others = t.between[running, visitor] & ~(1 << visitor)
     while others:
@@ -151,13 +152,13 @@ def none_lies_between(t: Tables, option: Ints, relation: Ints, running: int, vis
 
 @inner
 def is_of_a_call(t: Tables, option: Ints, call: int) -> bool:
-    """Whether a call is decided, and its option is its own: no stand-in for several, some of which may stay."""
+    """Whether a call is decided with an option of its own, not a stand-in for several, some of which may stay."""
     return UNDECIDED < option[call] < t.group_start[call] - t.option_start[call]
 
 
 @inner
 def static_beyond_shared(t: Tables, option: Ints, relation: Ints, call: int) -> int:
-    """Static bytes of a call beyond the bytes it shares with a lower-numbered call on an equal mesh."""
+    """A call's static bytes beyond those that it shares with a lower-numbered call on an equal mesh."""
     at = t.option_start[call] + option[call]
     shared = 0
     for other in range(call):
@@ -170,7 +171,7 @@ def static_beyond_shared(t: Tables, option: Ints, relation: Ints, call: int) -> 
 
 @inner
 def static_around(t: Tables, option: Ints, relation: Ints, running: int, beside: int) -> int:
-    """Static bytes that calls on all devices of a call's mesh add to its own; a copy that some share counts once.
+    """Static bytes that calls on all devices of a call's mesh add to its own; a shared copy counts once.
 
     The copies of the call itself and of the call `beside` are left out.
     """
@@ -186,7 +187,7 @@ def static_around(t: Tables, option: Ints, relation: Ints, running: int, beside:
 
 @inner
 def shared_before(t: Tables, option: Ints, relation: Ints, call: int, running: int) -> int:
-    """The most bytes of a call's copy that an earlier call on all devices of the mesh may have brought."""
+    """The largest part of a call's copy, in bytes, that an earlier call on all devices of the mesh may have brought."""
     shared = 0
     for other in range(call):
         if surely_covers(t, option, relation, other, running) and copies_may_be_one(t, option, call, other):
@@ -196,7 +197,7 @@ def shared_before(t: Tables, option: Ints, relation: Ints, call: int, running: i
 
 @inner
 def surely_covers(t: Tables, option: Ints, relation: Ints, call: int, running: int) -> bool:
-    """Whether another decided call has all devices of a call's mesh, wherever they lie as related."""
+    """Whether another decided call certainly has all devices of a call's mesh, given their relation."""
     if call == running or option[call] == UNDECIDED:
         return False
     related = relation[running, call]
@@ -208,6 +209,6 @@ def surely_covers(t: Tables, option: Ints, relation: Ints, call: int, running: i
 
 @inner
 def copies_may_be_one(t: Tables, option: Ints, first: int, second: int) -> bool:
-    """Whether the static bytes of two decided calls can be a single copy."""
+    """Whether two decided calls can share the static bytes of a single copy."""
     a, b = t.option_start[first] + option[first], t.option_start[second] + option[second]
     return may_share(t.option_copy[a], t.option_copy[b])

@@ -1,4 +1,4 @@
-"""The outcome of a search, and the best plan that it has found so far."""
+"""A search's outcome, and the best plan found so far."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prefect_rlhf.placement.search.tables.tables import Tables
 
 
 class SearchOutcome(Enum):
-    """The value is the sentence for people."""
+    """Why a search ended; the value is the sentence for people."""
 
     OPTIMAL = "proved: no plan of the whole space ends sooner"
     WITHIN_GAP = "stopped: no plan can be better by more than the gap that was asked for"
@@ -25,7 +25,7 @@ class SearchOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Incumbent:
-    """Options and meshes by number, in the order of the problem's calls."""
+    """Option and mesh numbers, in the order of the problem's calls."""
 
     makespan_us: int
     options: tuple[int, ...]
@@ -33,13 +33,13 @@ class Incumbent:
 
     @classmethod
     def from_arrays(cls, makespan_us: int, options: Ints, meshes: Ints) -> Incumbent | None:
-        """Copy a plan; None if INFINITE marks that there is no plan."""
+        """Copy a plan from arrays; return None if INFINITE marks that no plan exists."""
         if makespan_us == INFINITE:
             return None
         return cls(int(makespan_us), tuple(map(int, options)), tuple(map(int, meshes)))
 
     def complete_plan(self, t: Tables) -> CompletePlan:
-        """The plan as arrays, with relations and durations."""
+        """Return the plan as arrays, with relations and durations."""
         plan = empty_complete_plan(t)
         plan.option[:] = np.array(self.options)
         plan.mesh[:] = np.array(self.meshes)

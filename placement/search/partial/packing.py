@@ -1,4 +1,6 @@
-"""Packing of meshes on the line of devices as a plan's relations and the devices' memory ask: compiled backtracking."""
+"""Packs meshes on the line of devices as a plan's relations and the devices' memory require, by compiled
+backtracking.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ IMPOSSIBLE, PACKED, UNKNOWN = 0, 1, 2
 
 
 class Packing(NamedTuple):
-    """Meshes of the first calls of an order, and the relations that they must satisfy."""
+    """The meshes of the first calls of an order, and the relations that they must satisfy."""
 
     order: Ints  # [C]: calls
     option: Ints  # [C]
@@ -41,8 +43,8 @@ def mesh_class(t: Tables, option: Ints, call: int) -> int:
 def pack_meshes(t: Tables, k: Packing, cursor: Ints, num_placed: int, count: int) -> int:
     """Write meshes for the first `count` calls of the order; keep the meshes of the first `num_placed`.
 
-    Returns PACKED, IMPOSSIBLE, or UNKNOWN after MOST_TRIES. `cursor` is scratch for the next mesh to try at each place
-    in the order.
+    Returns PACKED, IMPOSSIBLE, or UNKNOWN after MOST_TRIES. `cursor` is scratch space for the next mesh to try at each
+    place in the order.
     """
     upto, tries = num_placed, 0
     if upto < count:
@@ -66,7 +68,7 @@ def pack_meshes(t: Tables, k: Packing, cursor: Ints, num_placed: int, count: int
 
 @inner
 def is_packed(t: Tables, k: Packing) -> bool:
-    """Whether the meshes of all calls lie as the relations ask, and devices that differ hold what lies on them."""
+    """Whether the meshes of all calls have the required relations and, if devices differ, everything fits on them."""
     for upto in range(t.num_calls):  # noqa: SIM110 - no generators in compiled code
         if not is_placed(t, k, upto):
             return False
@@ -113,7 +115,7 @@ def has_room(t: Tables, k: Packing, upto: int) -> bool:
 
 @inner
 def holds(t: Tables, k: Packing, upto: int, device: int) -> bool:
-    """Whether a device is outside the mesh at place `upto`, or has memory enough."""
+    """Whether a device is outside the mesh at place `upto`, or has enough memory."""
     newest = k.mesh[k.order[upto]]
     if not t.mesh_start[newest] <= device < t.mesh_stop[newest]:
         return True
@@ -122,7 +124,9 @@ def holds(t: Tables, k: Packing, upto: int, device: int) -> bool:
 
 @inner
 def load_of(t: Tables, k: Packing, count: int, device: int) -> int:
-    """Peak bytes on a device of the first `count` calls: all static (a shared copy once), and the largest active."""
+    """Peak bytes of the first `count` calls on a device: all static bytes (a shared copy once), and the largest active
+    bytes.
+    """
     static, active = 0, 0
     for index in range(count):
         call = k.order[index]
@@ -142,7 +146,7 @@ def load_of(t: Tables, k: Packing, count: int, device: int) -> int:
 
 @inner
 def may_share(copy: int, other: int) -> bool:
-    """Whether two options, or some of two groups, can share a copy."""
+    """Whether two options, or options of two groups, can share a copy."""
     if copy == NO_COPY or other == NO_COPY:
         return False
     return copy in (other, ANY_COPY) or other == ANY_COPY

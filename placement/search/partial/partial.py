@@ -82,7 +82,7 @@ def bound_partial(t: Tables, p: Partial, enough: int) -> int:
 
 @inner
 def fill_must_overlap(t: Tables, p: Partial, least_size: Ints) -> None:
-    """Write the calls whose meshes overlap, or must, since together they have more devices than there are."""
+    """Write which calls have meshes that overlap, or must, because together they have more devices than exist."""
     for call in range(t.num_calls):
         p.must_overlap[call] = p.overlap[call]
     for first in range(t.num_calls):
@@ -96,7 +96,8 @@ def fill_must_overlap(t: Tables, p: Partial, least_size: Ints) -> None:
 
 @inner
 def bound_slower(t: Tables, p: Partial, call: int, enough: int) -> int:
-    """A bound that also holds for all options of `call` on this class of meshes that are no faster than its own.
+    """A bound that also holds for all options of `call` on this class of meshes that are no faster than its current
+    option.
 
     Such an option may make moves shorter, so these get their shortest durations.
     """
@@ -110,7 +111,7 @@ def bound_slower(t: Tables, p: Partial, call: int, enough: int) -> int:
 
 @inner
 def bound_probe(t: Tables, p: Partial, call: int, us: int, size: int, enough: int) -> int:
-    """A bound for the case that an undecided call takes `us` microseconds or more on `size` devices or more."""
+    """A bound if an undecided call takes at least `us` microseconds on at least `size` devices."""
     least = p.least[p.depth[0]]
     before = least[US, call], least[AREA, call], least[SIZE, call]
     least[US, call], least[AREA, call], least[SIZE, call] = us, us * size, size
@@ -121,7 +122,7 @@ def bound_probe(t: Tables, p: Partial, call: int, us: int, size: int, enough: in
 
 @inner
 def possible(t: Tables, p: Partial, first: int, second: int, relation: int) -> bool:
-    """Whether meshes of these two calls' classes can have a relation, and whether the problem tells it from others."""
+    """Whether meshes of these two calls' classes can have a relation that the problem distinguishes from others."""
     if relation == EQUAL and not t.tells_equal[first, second]:
         return False
     return t.can_lie[relation, mesh_class(t, p.option, first), mesh_class(t, p.option, second)] != 0
@@ -129,7 +130,7 @@ def possible(t: Tables, p: Partial, first: int, second: int, relation: int) -> b
 
 @inner
 def fits_apart(t: Tables, p: Partial, first: int, second: int) -> bool:
-    """Whether all meshes that are disjoint from each other, these two among them, have devices enough."""
+    """Whether all meshes that are disjoint from each other, including these two, have enough devices."""
     sizes = p.weights
     for call in range(t.num_calls):
         sizes[call] = call_size(t, p.option, p.least[p.depth[0], SIZE], call)
@@ -139,7 +140,7 @@ def fits_apart(t: Tables, p: Partial, first: int, second: int) -> bool:
 
 @inner
 def fits_together(t: Tables, p: Partial, call: int) -> bool:
-    """Whether a device can hold every group of calls that contains `call` and whose meshes overlap pairwise.
+    """Whether a device can hold every group of calls with pairwise overlapping meshes that contains `call`.
 
     Intervals that overlap pairwise share a device, so each group is the load of a real device: all their static bytes
     and the largest active bytes. (If devices differ, `pack_meshes` checks each.)

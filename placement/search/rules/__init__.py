@@ -1,1 +1,1 @@
-"""Rules of scheduling, each with its order of nodes and its bounds; a search is given a rule."""
+"""Scheduling rules, each with its order of nodes and its bounds; a search is given a rule."""

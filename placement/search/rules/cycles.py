@@ -1,7 +1,7 @@
 """A lower bound on a cycle through the iterations, by ReaL's rule, compiled.
 
-An anchor is a node whose run waits for its own run `lag` iterations before. Nodes of the cycle run after an anchor's
-run and before its next, so start of the next >= start of this + (*) over them. A node slips if it may run after the
+An anchor is a node that waits for its own run `lag` iterations before. The nodes of its cycle run after the anchor's
+run and before its next run, so the next run starts at least (*) over them later. A node slips if it may run after the
 anchor's next run, but not after the run that follows. Between the anchor's first and last run, slipping nodes lack at
 most a single run. After the anchor's last run, (*) over the nodes that follow it in that iteration is added.
 """
@@ -65,7 +65,8 @@ def _followers(lags: Ints, anchor: int) -> list[bool]:
 def cycle_bound(c: Cycles, t: Tables, us: Ints, s: Scratch, nodes: int, number: int, lag: int, best: int) -> int:
     """Microseconds until all iterations have ended, for an anchor; `nodes` take time, and `c.order` is filled.
 
-    Writes the binding term if the bound is above `best`. Runs of a node go in sequence, so `lag` is 1 or the anchor's.
+    Writes the binding term if the bound is above `best`. A node's runs follow each other, so `lag` is 1 or the
+    anchor's.
     """
     anchor, repeats = t.anchor[number], (t.iterations - 1) // lag
     after, cycle, slips = around(c, t, number, lag)
@@ -92,7 +93,7 @@ def cycle_bound(c: Cycles, t: Tables, us: Ints, s: Scratch, nodes: int, number: 
 
 @inner
 def around(c: Cycles, t: Tables, number: int, lag: int) -> tuple[int, int, int]:
-    """The nodes after an anchor; among them the nodes before its next run; the nodes that slip."""
+    """The nodes after an anchor; of these, the nodes before its next run; and the nodes that slip."""
     anchor = t.anchor[number]
     after = cycle = 1 << anchor
     if lag == t.anchor_lag[number]:

@@ -1,11 +1,11 @@
 """Runs that certainly end before other runs start, by ReaL's rule (`ready_first`), compiled.
 
-Runs are placed in the order of their ready times (ties: earlier iteration, then earlier node). A run starts after
-all runs that were placed before it on overlapping meshes. So if all dependencies of run a have ended before run b is
-ready, a is ready no later than b, and goes first if their meshes overlap. By the same rule the runs of a node go in
-sequence: a node that has ended in an iteration has ended in all iterations before.
+Runs are placed in the order of their ready times (ties: earlier iteration, then earlier node). A run starts after all
+runs that were placed before it on overlapping meshes. So if all dependencies of run a have ended before run b is ready,
+a is ready no later than b, and goes first if their meshes overlap. By the same rule the runs of a node go in sequence:
+a node that has ended in an iteration has ended in all iterations before.
 
-The order of a run keeps no such rule, so only dependencies and shared devices exclude there.
+A run's order follows no such rule, so there only dependencies and shared devices exclude.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LAGS = 3  # 0, 1, and all larger lags together
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Order(Record):
-    """Sets of nodes for each node. The first two hold in every plan; `fill_order` fills the others."""
+    """Sets of nodes for each node. The first two hold in every plan; `fill_order` writes the others."""
 
     direct: Ints  # [3, V]: its direct dependencies, by lag: 0, 1, more
     ready_last: Ints  # [V]: the nodes whose last run has ended when it is ready
@@ -73,8 +73,8 @@ def _ready_last(direct: Direct) -> Ints:
 def fill_order(conflict: Ints, nodes: int, absent: int, o: Order) -> None:
     """Write the nodes that end before each node starts.
 
-    `nodes` surely take time, so they delay the nodes that conflict with them. `absent` surely take no time, so their
-    successors inherit their predecessors.
+    `nodes` certainly take time, so they delay the nodes that conflict with them. `absent` nodes certainly take no time,
+    so their successors inherit their predecessors.
     """
     if o.absent[0] != absent:
         fill_dependencies(o, absent)
@@ -87,7 +87,7 @@ def fill_order(conflict: Ints, nodes: int, absent: int, o: Order) -> None:
 
 @inner
 def fill_dependencies(o: Order, absent: int) -> None:
-    """Write the direct dependencies of each node, with the dependencies of an absent node in its place."""
+    """Write each node's direct dependencies; an absent node is replaced by its own dependencies."""
     for node in range(len(o.ready)):
         for lag in range(LAGS):
             o.depends_on[lag, node] = o.direct[lag, node] & ~absent
@@ -164,7 +164,7 @@ def united(sets: Ints, members: int) -> int:
 
 @inner
 def members_after(ended: Ints, node: int) -> int:
-    """The nodes that start after the end of a node; `ended` are the sets of nodes that have ended before each."""
+    """The nodes that start after a node has ended; `ended` has the set of nodes that have ended before each."""
     after = 0
     for other in range(len(ended)):
         if ended[other] >> node & 1:
@@ -190,7 +190,7 @@ def exclude_always_in_order(t: Tables, conflict: Ints, o: Order, adjacent: Ints)
 
 @inner
 def mirror(adjacent: Ints) -> None:
-    """Let each node be adjacent to the nodes that are adjacent to it."""
+    """Make adjacency symmetric."""
     for node in range(len(adjacent)):
         others = adjacent[node]
         while others:

@@ -1,8 +1,8 @@
 """ReaL's rule (arXiv:2406.14088, algorithm 1): the node that was ready first is placed next; compiled.
 
-The ready node with the smallest ready time goes first (ties: earlier iteration, then earlier node). It
-starts when it is ready and the last node placed on any overlapping mesh has ended. Zero-length nodes are contracted:
-their successors inherit their predecessors. What counts is the makespan of all iterations. For closed problems.
+The ready node with the smallest ready time goes first (ties: earlier iteration, then earlier node). It starts when it
+is ready and the last node placed on any overlapping mesh has ended. Zero-length nodes are contracted: their successors
+inherit their predecessors. A plan's time is the makespan of all iterations. For closed problems.
 
 The order is a part of the problem, so nodes also exclude each other if the rule certainly starts one of them first on
 shared devices (`precedence`). For the makespan M of N iterations (*) of `exclusive_work` is used three times:
@@ -36,7 +36,7 @@ from prefect_rlhf.placement.search.tables.tables import CALL, UNDECIDED, Tables,
 
 @inner
 def surely_absent(t: Tables, option: Ints, relation: Ints, us: Ints) -> int:
-    """The moves that take no time, however the plan is completed."""
+    """The moves that take no time in any completion of the plan."""
     absent = 0
     for node in range(t.num_nodes):
         first, second = t.first[node], t.second[node]
@@ -49,7 +49,7 @@ def surely_absent(t: Tables, option: Ints, relation: Ints, us: Ints) -> int:
 
 @inner
 def is_option(t: Tables, option: Ints, call: int) -> bool:
-    """Whether a single option of a call is decided, not only a group of options."""
+    """Whether a call's single option is decided, not just a group of options."""
     return 0 <= option[call] < t.group_start[call] - t.option_start[call]
 
 
@@ -92,7 +92,7 @@ def makespan(r: ReadyFirst, t: Tables, option: Ints, relation: Ints, us: Ints, o
 
 @inner
 def first_ready(ready: Ints, ready_at: Ints, num_ready: int, us: Ints, node_kind: Ints) -> int:
-    """The place in `ready` of the next run: an absent run, else the run that became ready first."""
+    """The place in `ready` of the next run: an absent run, or else the run that became ready first."""
     best = 0
     for index in range(num_ready):
         run = ready[index]
@@ -107,7 +107,7 @@ def first_ready(ready: Ints, ready_at: Ints, num_ready: int, us: Ints, node_kind
 
 @inner
 def occupy(resources: int, reached: int, free_at: Ints, ready_at: int, us: int) -> int:
-    """The end of a node on `resources`; no other node may use the `reached` resources meanwhile."""
+    """When a node on `resources` ends; meanwhile no other node may use the `reached` resources."""
     start = ready_at
     while resources:
         start = max(start, free_at[lowest(resources)])
@@ -136,7 +136,7 @@ def fill_heads_and_tails(t: Tables, us: Ints, head: Ints, tail: Ints) -> None:
 
 @inner
 def least_over(values: Ints, members: int) -> int:
-    """The smallest of the members' values; 0 for no members."""
+    """The smallest of the members' values; 0 without members."""
     if members == 0:
         return 0
     least = values[lowest(members)]
@@ -178,7 +178,7 @@ def all_iterations_bound(r: ReadyFirst, t: Tables, us: Ints, s: Scratch, nodes: 
 
 @inner
 def as_planned(bound: int, us: int) -> int:
-    """The rule allows no other order."""
+    """The time itself, because the rule allows no other order."""
     return us
 
 
@@ -220,7 +220,7 @@ class ReadyFirst(Rule):
 
 
 def period_seconds(problem: Problem, plan: Plan) -> float:
-    """Seconds per iteration once the pipeline is full, measured over the second half of many iterations."""
+    """The iteration time in seconds once the pipeline is full, measured over the second half of many iterations."""
     half, makespans = 4 * problem.iterations, []
     tables = build_tables(problem, ReadyFirst)
     complete = empty_complete_plan(tables)

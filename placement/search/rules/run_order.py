@@ -1,10 +1,10 @@
-"""The rule of a run: its device locks, and the period of a long run, compiled: `placement.schedule` in integers.
+"""The rule of a run: its device locks, and the period of a long run. It is `placement.schedule` in integers, compiled.
 
-Of the nodes that wait for devices the earliest in the graph goes first (the earlier iteration, then the earlier node).
+Of the nodes that wait for devices, the earliest in the graph goes first (the earlier iteration, then the earlier node).
 A later node may pass it only if they share no resource. An iteration begins when all iterations up to the
-`in_flight`-th before it are over. Zero-length nodes are contracted.
+`in_flight`-th before it have ended. Zero-length nodes are contracted.
 
-What counts is the period of a long run. Its bound holds for any order of the nodes.
+A plan's time is the period of a long run. Its bound holds for any order of the nodes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STUCK = 1 << 50  # microseconds: the period of a plan whose nodes wait for each 
 
 @inner
 def period(r: RunOrder, t: Tables, option: Ints, relation: Ints, us: Ints, overlap: Ints) -> int:
-    """Microseconds between the ends of consecutive iterations, once it repeats."""
+    """Microseconds between the ends of consecutive iterations, once they repeat."""
     fill_crowd(t, option, relation, overlap, us, r.crowd)
     prepare(t, us, overlap, r)
     num_iterations = t.iterations - max(1, min(r.in_flight - 1, (t.iterations - 1) // 4))  # in the others it drains
@@ -54,7 +54,7 @@ def period(r: RunOrder, t: Tables, option: Ints, relation: Ints, us: Ints, overl
 
 @inner
 def prepare(t: Tables, us: Ints, overlap: Ints, r: RunOrder) -> None:
-    """Write the number of events that each run awaits, and the resources that each node uses and blocks."""
+    """Write how many events each run waits for, and which resources each node uses and blocks."""
     for node in range(t.num_nodes):
         r.own[node] = occupied(t, node, r.crowd.late[0])
         r.reach[node] = in_reach(t, r.own[node], overlap)
@@ -72,7 +72,9 @@ def prepare(t: Tables, us: Ints, overlap: Ints, r: RunOrder) -> None:
 
 @inner
 def fill_visits(t: Tables, overlap: Ints, crowd: Crowd, r: RunOrder) -> None:
-    """Add what keeps visits apart from each other and from calls that leave no room: bit 2 C + c is call c's."""
+    """Add resources that keep visits apart from each other and from calls that leave no room; bit 2 C + c is call
+    c's.
+    """
     for call in range(t.num_calls):
         members = t.visit_nodes[call] if crowd.apart[call] else 0
         while members:
@@ -109,7 +111,9 @@ def arrive(t: Tables, us: Ints, r: RunOrder, run: int, num_ready: int, num_ended
 
 @inner
 def settle(t: Tables, us: Ints, r: RunOrder, now: int, over: int, num_ready: int, num_ended: int) -> tuple[int, int]:
-    """Let all arrive that waited for runs that have ended. Returns the numbers of iterations over and runs ready."""
+    """Move on all runs that waited for runs that have ended. Returns the numbers of finished iterations and ready
+    runs.
+    """
     while num_ended or (over < t.iterations and r.left[over] == 0):
         if num_ended == 0:
             r.over_at[over] = now
@@ -144,7 +148,7 @@ def awaited_ended(t: Tables, us: Ints, r: RunOrder, run: int, num_ready: int, nu
 
 @inner
 def begin_those_that_may(t: Tables, r: RunOrder, now: int, num_ready: int, num_running: int) -> tuple[int, int]:
-    """Begin the ready runs whose resources are free and not claimed by an earlier waiting run."""
+    """Begin the ready runs that have free resources not claimed by an earlier waiting run."""
     busy = kept = 0
     for index in range(num_running):
         busy |= r.reach[r.running[index] % t.num_nodes]
@@ -164,7 +168,7 @@ def begin_those_that_may(t: Tables, r: RunOrder, now: int, num_ready: int, num_r
 
 @inner
 def first_end(us: Ints, r: RunOrder, num_running: int, num_nodes: int) -> int:
-    """When the next of the running ends."""
+    """When the next running node ends."""
     first = r.starts[r.running[0]] + us[r.running[0] % num_nodes]
     for index in range(1, num_running):
         first = min(first, r.starts[r.running[index]] + us[r.running[index] % num_nodes])
@@ -188,7 +192,7 @@ def end_those_that_do(us: Ints, r: RunOrder, now: int, num_running: int, num_nod
 
 @inner
 def steady_us(over_at: Ints, num_iterations: int) -> int:
-    """Microseconds per iteration as `schedule.steady_seconds` counts them, the first iteration left out; rounded up."""
+    """Microseconds per iteration, counted as in `schedule.steady_seconds` without the first iteration; rounded up."""
     last, num_gaps = num_iterations - 1, num_iterations - 2
     half = num_gaps // 2
     length = num_gaps - half
@@ -210,7 +214,7 @@ def bound_of_period(r: RunOrder, t: Tables, option: Ints, relation: Ints, us: In
 
 @inner
 def as_bound(bound: int, us: int) -> int:
-    """With another order of its nodes a plan might take as little as its bound."""
+    """The bound, because with another order of its nodes a plan might take only as long."""
     return bound
 
 

@@ -1,1 +1,1 @@
-"""Searches by random changes: simulated annealing, and the Metropolis-Hastings of ReaL."""
+"""Searches by random changes: simulated annealing, and ReaL's Metropolis-Hastings."""

@@ -1,8 +1,8 @@
-"""Simulated annealing (Kirkpatrick 1983): finds good plans soon and proves no bound; compiled.
+"""Simulated annealing (Kirkpatrick 1983), compiled: finds good plans quickly, but proves no bound.
 
-A proposal changes a single call: its strategy, or its mesh to another call's mesh, to a mesh of similar size, or to any
-mesh, each with a strategy for it. Plans that overflow memory are accepted only until the first plan that fits;
-meanwhile the cost is the excess bytes. Runs get longer, and each starts from the end of the previous run.
+A proposal changes a single call: its strategy, or its mesh (to another call's mesh, a mesh of similar size, or any
+mesh) with a strategy for it. Plans that overflow memory are accepted only until the first plan that fits; meanwhile the
+cost is the excess bytes. Runs get longer, and each starts from the end of the previous run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MISFIT = 1 << 60  # the cost of a plan that overflows is this and the bytes too 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Walk(Record):
-    """The plan under change and the best so far; arrays are changed in place."""
+    """The current plan and the best so far; arrays are changed in place."""
 
     plan: CompletePlan
     kept: Ints  # options worth proposing, by call and class
@@ -48,7 +48,7 @@ class Walk(Record):
 
 @dataclass(frozen=True, slots=True)
 class AnnealingState:
-    """Annealing at proposal `done` of a run of `length`."""
+    """The state of annealing after `done` proposals of a run of `length`."""
 
     walk: Walk
     length: int = FIRST_RUN
@@ -87,7 +87,7 @@ def step_annealing(t: Tables, state: AnnealingState) -> AnnealingState:
 
 
 def options_worth_proposing(t: Tables) -> tuple[Ints, Ints]:
-    """The Pareto-optimal options of a call on meshes of a class: no other beats them in both time and memory.
+    """A call's Pareto-optimal options on each class of meshes: no other option beats them in both time and memory.
 
     If weights move or copies are shared, a slower option can be better, so all options are kept.
     """
@@ -116,7 +116,7 @@ def _pareto_front(t: Tables, options: Ints) -> np.ndarray[tuple[int], np.dtype[n
 
 @inner
 def cost_of(t: Tables, walk: Walk, limit: int) -> int:
-    """Microseconds; for a plan that overflows, MISFIT and the bytes too many. Above `limit` a bound will do."""
+    """Microseconds or, for a plan that overflows, MISFIT plus the excess bytes. Above `limit` a bound suffices."""
     plan = walk.plan
     fill_relations(t, plan)
     excess = overflow(t, plan)
@@ -128,7 +128,7 @@ def cost_of(t: Tables, walk: Walk, limit: int) -> int:
 
 @compiled
 def anneal(t: Tables, walk: Walk, done: int, count: int, length: int) -> None:
-    """Make proposals `done` to `done + count` of a run of `length`; before the first, find the cost of the start."""
+    """Make proposals `done` to `done + count` of a run of `length`; before the first, compute the cost of the start."""
     plan = walk.plan
     if walk.cost[0] == INFINITE:
         walk.cost[0] = cost_of(t, walk, INFINITE)
@@ -152,7 +152,7 @@ def anneal(t: Tables, walk: Walk, done: int, count: int, length: int) -> None:
 
 @inner
 def acceptable(walk: Walk, temperature: float) -> int:
-    """The highest accepted cost of the next plan: the present cost and a random share of it."""
+    """The highest cost that the next plan may have: the current cost plus a random share of it."""
     present = walk.cost[0]
     base = MISFIT if present >= MISFIT else 0
     return present + int(-math.log(fraction(walk.random)) * temperature * (present - base))
@@ -160,7 +160,7 @@ def acceptable(walk: Walk, temperature: float) -> int:
 
 @inner
 def propose(t: Tables, walk: Walk, call: int) -> bool:
-    """Change a call. Returns False if no option of the call suits the drawn mesh."""
+    """Change a call. Returns False if the call has no option on the drawn mesh."""
     plan, random = walk.plan, walk.random
     mesh_class, mesh = t.option_class[t.option_start[call] + plan.option[call]], plan.mesh[call]
     way = below(random, 5)

@@ -1,8 +1,8 @@
 """Metropolis-Hastings as in ReaL (section 5.2): the baseline that other systems' planners use.
 
 P(plan) is proportional to exp(-beta * makespan). A proposal assigns to a call, drawn uniformly, a (mesh, strategy)
-pair, drawn uniformly; it is accepted with probability min(1, P(new) / P(old)). The start is each call's fastest pair,
-taken alone. It proves no bound; its lower bound is the bound of the problem as a whole.
+pair, drawn uniformly; it is accepted with probability min(1, P(new) / P(old)). It starts from each call's own fastest
+pair. It proves no bound; its lower bound is that of the whole problem.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ChainState:
 @final
 @dataclass(frozen=True, slots=True)
 class MetropolisHastings:
-    """The search. `beta` is for a makespan in units of the start plan's."""
+    """The search. `beta` applies to makespans relative to the start plan's."""
 
     seed: int = 0
     beta: float = 50.0
@@ -89,9 +89,9 @@ def _best(chain: Chain) -> Incumbent | None:
 
 @inner
 def draw_pair(t: Tables, state: Ints, pair_end: Ints, call: int) -> tuple[int, int]:
-    """Draw a (option, mesh) pair of the call, each with the same probability.
+    """Draw an (option, mesh) pair of the call, each with the same probability.
 
-    `pair_end` counts the pairs of a call up to and with each of its options.
+    `pair_end` counts the pairs of a call up to and including each of its options.
     """
     low, high = t.option_start[call], t.group_start[call] - 1
     drawn = below(state, pair_end[high])

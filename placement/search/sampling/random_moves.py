@@ -1,4 +1,4 @@
-"""Random numbers, compiled; the state is an array, so that a search can stop and go on."""
+"""Random numbers, compiled. The state is an array, so that a search can stop and continue."""
 
 from __future__ import annotations
 

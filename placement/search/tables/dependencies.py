@@ -1,4 +1,4 @@
-"""Dependencies between nodes in every plan: direct dependencies, and the least iterations between any two nodes."""
+"""Dependencies between nodes in every plan: direct dependencies, and the smallest lag between any two nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def direct_dependencies(problem: Problem) -> Direct:
 
 
 def num_dependencies(problem: Problem, iterations: int) -> Ints:
-    """The number of nodes that each run waits for, [iterations * V]."""
+    """How many nodes each run waits for, [iterations * V]."""
     direct = direct_dependencies(problem)
     counts = np.zeros((iterations, len(direct)), dtype=np.int64)
     for node, pairs in enumerate(direct):
@@ -40,9 +40,9 @@ def num_dependencies(problem: Problem, iterations: int) -> Ints:
 
 
 def least_lags(direct: Direct, own_lag: int = NEVER) -> Ints:
-    """The smallest number of iterations, as [u, v], by which v can be ahead of u and still must wait for it.
+    """The smallest number of iterations, as [u, v], by which v is ahead of u when it has to wait for it.
 
-    With `own_lag` every node waits for its own run so many iterations before.
+    With `own_lag`, every node also waits for its own run that many iterations before.
     """
     graph: nx.DiGraph[int] = nx.DiGraph()
     nodes = range(len(direct))
@@ -64,9 +64,9 @@ def least_lags(direct: Direct, own_lag: int = NEVER) -> Ints:
 
 
 def anchors_of(lags: Ints, iterations: int) -> list[int]:
-    """The first node of each cycle through the iterations: a cycle is nodes that wait for each other's past runs.
+    """The first node of each cycle through the iterations; in a cycle, nodes wait for each other's past runs.
 
-    Without any such cycle, the first node of the problem, which has no predecessor.
+    Without a cycle, it is the problem's first node, which has no predecessor.
     """
     anchors: list[int] = []
     for node in range(len(lags)):
@@ -77,10 +77,11 @@ def anchors_of(lags: Ints, iterations: int) -> list[int]:
 
 
 def loops(direct: Direct, covered: Sequence[int] = ()) -> Ints:
-    """The loops of dependencies, [loops, 2]: the set of nodes, and the iterations until a run of a node needs the last.
+    """The loops of dependencies, [loops, 2]: the set of nodes, and after how many iterations a node's run needs its own
+    result.
 
-    Those of few iterations and many nodes come first. Left out are loops whose nodes are in a loop of no more
-    iterations, or in a set of `covered`, which are loops of an iteration.
+    Loops of few iterations and many nodes come first. A loop is left out if its nodes are in a loop of no more
+    iterations, or in a set of `covered`, the loops of one iteration.
     """
     graph: nx.DiGraph[int] = nx.DiGraph()
     for target, pairs in enumerate(direct):

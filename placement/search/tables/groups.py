@@ -1,6 +1,6 @@
-"""Groups: the options of a call on a class of meshes. A stand-in for them is used in the first decisions.
+"""Groups: a call's options on a class of meshes. In the first decisions, a stand-in represents them.
 
-A stand-in takes the least time, the fewest bytes and the shortest moves of any option of its group, so a bound with it
+A stand-in has the shortest time, the fewest bytes and the shortest moves of any option in its group, so a bound with it
 holds for all of them.
 """
 
@@ -17,14 +17,14 @@ NO_COPY, ANY_COPY = -1, -2
 
 
 def groups_of(call: PlannedCall) -> list[Ints]:
-    """The options of each class of meshes that the call can run on, the fastest first."""
+    """A call's options on each class of meshes that it can run on, the fastest first."""
     classes = np.array([option.mesh_class for option in call.options])
     by_duration = np.argsort([option.microseconds for option in call.options], kind="stable")
     return [by_duration[classes[by_duration] == mesh_class] for mesh_class in np.unique(classes)]
 
 
 def option_arrays(problem: Problem, groups: Mapping[str, list[Ints]]) -> dict[str, Ints]:
-    """The arrays of `Tables` about options, each call's groups after its own options."""
+    """The arrays of `Tables` about options; each call's groups follow its own options."""
     copies = dict.fromkeys(option.copy for call in problem.calls for option in call.options if option.copy is not None)
     copy_number = {copy: number for number, copy in enumerate(copies)}
     columns = [_columns(call, copy_number, groups[call.name]) for call in problem.calls]

@@ -1,4 +1,4 @@
-"""A rule of scheduling as a value that a search is given: when the nodes of a plan start, and what bounds their times.
+"""A scheduling rule as a value that a search is given: when a plan's nodes start, and what bounds their times.
 
 Compiled code is specific to the rule. It calls the rule's compiled functions through `Tables.rule`, so a search never
 compiles a rule that it was not given.
@@ -15,15 +15,15 @@ from prefect_rlhf.placement.search.record import Record
 
 
 class Rule(Record):
-    """A rule's knowledge of a problem, and room for its results. A subclass is a rule; `search(..., rule=RunOrder)`.
+    """A rule's data about a problem, and memory for its results. Each subclass is a rule: `search(..., rule=RunOrder)`.
 
     Its compiled functions get the record itself first, then the tables.
 
-    `schedule(rule, t, option, relation, us, overlap)` returns the microseconds of a plan: what counts by the rule.
-    `bound(rule, t, option, relation, us, s, enough)` returns microseconds that no completion of a plan is below. It
-    stops at the first of its terms to reach `enough`. `s.conflict` and `s.area` are filled; it writes `s.binding`.
-    `least_in_any_order(bound, us)` returns what a plan with this bound and these microseconds may take if the rule
-    allows another order of its nodes.
+    `schedule(rule, t, option, relation, us, overlap)` returns a plan's time by the rule, in microseconds. `bound(rule,
+    t, option, relation, us, s, enough)` returns microseconds that no completion of a plan is below. It stops at the
+    first term that reaches `enough`. `s.conflict` and `s.area` are filled; it writes `s.binding`.
+    `least_in_any_order(bound, us)` returns how long a plan with this bound and this time may take if the rule allows
+    another order of its nodes.
     """
 
     __slots__ = ()
@@ -34,4 +34,4 @@ class Rule(Record):
     @classmethod
     @abstractmethod
     def of(cls, problem: Problem, iterations: int) -> Self:
-        """Return the rule for a problem. Raises InvalidInput for a problem that the rule does not know."""
+        """Return the rule for a problem. Raises InvalidInput for a problem that the rule does not support."""

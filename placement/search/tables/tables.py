@@ -1,4 +1,4 @@
-"""A problem as flat arrays, for the compiled inner loops: nodes and calls by number, sets of them as 64-bit words.
+"""A problem as flat arrays for the compiled inner loops: nodes and calls are numbers, sets of them 64-bit integers.
 
 Words used in the arrays: a *resource* is occupied by nodes; bit c is the devices of call c's mesh, bit `num_calls + c`
 the host link of that mesh. A *relation* of two calls is the position of their meshes: DISJOINT, OVERLAP, EQUAL, or
@@ -147,7 +147,7 @@ def _build_tables(problem: Problem, rule: type[Rule]) -> Tables:
 
 
 def ends_of_moves(t: Tables) -> list[set[int]]:
-    """The calls at the other ends of each call's moves, whose durations depend on the options of both."""
+    """The calls at the other ends of each call's moves; a move's duration depends on the options of both."""
     others: list[set[int]] = [set() for _ in range(t.num_calls)]
     for node in np.flatnonzero(t.node_kind == PAIR):
         first, second = int(t.first[node]), int(t.second[node])

@@ -1,6 +1,6 @@
-"""The format of a file, found by its columns: their names and types decide, and the first row if two formats fit.
+"""Finds a file's format by the names and types of its columns, and by the first row if two formats fit.
 
-A file with our own columns of prompts, pairs or rated answers is read as it is. Of two formats, none is chosen.
+A file with our own columns of prompts, pairs or rated answers is read as it is. An ambiguous format is not guessed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ LOOKED_AT = 1000  # rows: so many are read to see whether rows of another format
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a dataset reads: its `kind`, and its own forms with their columns, such as `prompt` and `completion`.
+    """A dataset's expectations: its `kind`, and our own forms with their columns, such as `prompt` and `completion`.
 
-    `stated` are the settings that name columns: these columns are read, and no format is looked for. A file that fits
-    nothing else is read as `otherwise`. `form` is the setting of that name; `tools_column` may have schemas of tools.
+    `stated` are settings that name columns; with them, no format is looked for. A file that fits no format is read as
+    `otherwise`. `form` is the setting of that name; `tools_column` may hold tool schemas.
     """
 
     kind: Kind
@@ -37,12 +37,14 @@ class Wanted:
 
     @property
     def formats(self) -> tuple[Format, ...]:
-        """The formats of other libraries that this kind of dataset is read from."""
+        """The formats of other libraries that can provide this kind of dataset."""
         return tuple(format for format in FORMATS if self.kind in format.kinds)
 
 
 def find_format(rows: StoredRows, wanted: Wanted) -> Found:
-    """Return how rows are read. Raises InvalidInput if the columns fit several formats, or not the stated one."""
+    """Return the format of the rows. Raises InvalidInput if the columns fit several formats, or not the stated
+    format.
+    """
     if wanted.form is not None and wanted.form not in wanted.own:
         return _stated_format(rows, wanted, wanted.form)
     if wanted.form is not None:

@@ -1,4 +1,4 @@
-"""A format: which columns of a file it reads, and how it makes our columns from them."""
+"""A format: which columns of a file it reads, and how it turns them into our columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ASKED, ANSWER, LABEL, TOOLS, SYSTEM = "asked", "answer", "label", "tools", "syst
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a row: the names that its column may have, and what it holds."""
+    """A part of a row: the names that its column may have, and its kind of content."""
 
     names: tuple[str, ...]
     holds: Shape = "any"
@@ -27,9 +27,9 @@ class Part:
 class Format:
     """A format of other libraries.
 
-    `form` is its name in settings, `title` as its users know it. Its parts are `asked`, an `answer` unless the last
-    turn of `asked` is the answer, and `others`, which a file may lack. `prompt` makes the prompt of a row: messages if
-    the format `is_chat`, if the row has a system prompt, or if `asked` holds turns; text otherwise.
+    `form` is its name in settings, `title` the name that its users know. Its parts are `asked`, an `answer` unless the
+    last turn of `asked` is the answer, and `others`, which a file may lack. `prompt` makes the prompt of a row:
+    messages if the format `is_chat`, if the row has a system prompt, or if `asked` holds turns; text otherwise.
     """
 
     form: str
@@ -43,7 +43,7 @@ class Format:
     tools: Callable[[FileRow], Any] | None = None
 
     def needs(self, kind: Kind) -> Mapping[str, Part]:
-        """Return the parts without which a file cannot be read for a kind of dataset."""
+        """Return the parts that a file must have for a kind of dataset."""
         has_answer = self.answer is not None and kind in ("chats", "answers")
         return {ASKED: self.asked, **({ANSWER: self.answer} if has_answer and self.answer else {}), **OF_KINDS[kind]}
 

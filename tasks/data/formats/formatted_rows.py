@@ -1,4 +1,4 @@
-"""The rows of a file with our columns: those that a format makes, and the file's own, in which turns are messages."""
+"""A file's rows with our columns: columns made by a format, and the file's own, with turns converted to messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNREAD = ("system", "system_prompt", "history", "image", "images", "video", "vid
 
 @dataclass(frozen=True)
 class MadeColumn:
-    """A column that a format makes, or whose turns become messages, as the dataset's checks read it."""
+    """A column made by a format, or with turns converted to messages, as the dataset's checks read it."""
 
     stored: Column
     holds_messages: bool
@@ -37,18 +37,18 @@ class MadeColumn:
 
     @property
     def has_all_keys(self) -> bool:
-        """As of the file's column."""
+        """As in the file's column."""
         return self.stored.has_all_keys
 
     @property
     def described(self) -> str:
-        """The type of the file's column as text, for errors."""
+        """The type of the file's column, for errors."""
         return self.stored.described
 
 
 @dataclass(frozen=True)
 class FormattedRows:
-    """The `stored` rows of a dataset, as a dataset that wants certain columns reads them.
+    """A dataset's `stored` rows with the columns that it wants.
 
     Every member raises InvalidInput for a file whose format is unknown or ambiguous, and for a row of another format.
     """
@@ -58,24 +58,24 @@ class FormattedRows:
 
     @cached_property
     def found(self) -> Found:
-        """The format of the rows."""
+        """The rows' format."""
         return find_format(self.stored, self.wanted)
 
     @property
     def field(self) -> str:
-        """The name of the dataset, for errors."""
+        """The dataset's name, for errors."""
         return self.stored.field
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns of the file, without the column of splits."""
+        """The file's columns, without the split column."""
         return self.stored.names
 
     def __len__(self) -> int:
         return len(self.stored)
 
     def column(self, name: str) -> Column | MadeColumn:
-        """Return a column of ours, or a column of the file."""
+        """Return one of our columns, or a column of the file."""
         made = self.found.makes.get(name)
         if made is None:
             column = self.stored.column(name)
@@ -117,7 +117,7 @@ class FormattedRows:
 
     @property
     def remark(self) -> str:
-        """A line for the log: the format of the rows, and the file's columns that are read."""
+        """A log line with the rows' format and the columns that are read."""
         found, turns = self.found, ""
         if ASKED in found.columns and found.has_turns:
             (first,) = self.stored.read(found.columns[ASKED], [0])

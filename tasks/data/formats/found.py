@@ -1,4 +1,4 @@
-"""A format that was found in a file: the file's columns, and which of our columns it makes of them."""
+"""A format found in a file: the file's columns, and our columns that it makes of them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from prefect_rlhf.tasks.data.formats.row import FileRow, Prompt
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A column of ours that a format makes: the parts that it reads, its value, and whether that is messages.
+    """One of our columns, made by a format: the parts it reads, its value, and whether that is messages.
 
-    `is_as_stored`: the value is the file's, of any type.
+    `is_as_stored` means that the value is the file's, of any type.
     """
 
     parts: tuple[str, ...]
@@ -26,9 +26,9 @@ class Made:
 
 @dataclass(frozen=True)
 class Found:
-    """How the rows of a file are read: by a `format` of other libraries, or as they are if that is None.
+    """How to read a file's rows: by another library's `format`, or as they are if that is None.
 
-    `form` is its name in settings. `columns` are the file's columns by their part in the format.
+    `form` is its name in settings. `columns` maps the format's parts to the file's columns.
     """
 
     form: str
@@ -50,7 +50,7 @@ class Found:
 
     @property
     def identity(self) -> str:
-        """The format and its columns for the identity of a run; empty if rows are read as they are."""
+        """The format and its columns, for the run's identity; empty if rows are read as they are."""
         return f"form={self.form} of {','.join(self.columns.values())}" if self.format else ""
 
     @cached_property

@@ -1,4 +1,4 @@
-"""OpenAI's messages where another column has the prompt: the messages before an answer, or with it."""
+"""OpenAI's messages next to a prompt in another column: the messages before the answer, or including it."""
 
 from __future__ import annotations
 

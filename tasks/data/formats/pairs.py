@@ -1,4 +1,4 @@
-"""A preference pair whose prompt is in both sides: the prompt, and the answer of each side."""
+"""Preference pairs that repeat the prompt on both sides: finds the prompt and each side's answer."""
 
 from collections.abc import Sequence
 from itertools import takewhile
@@ -21,9 +21,9 @@ Answer = str | ChatMessage
 def pair_of_chats(where: str, pair: Pair) -> tuple[Prompt, Answer, Answer]:
     """Return the prompt and both answers of chosen and rejected messages, as TRL reads them.
 
-    The messages that both sides begin with are the prompt. An explicit prompt precedes them, or equals their beginning,
-    as messages or as the text of a message. The rest of each side is a single message of the assistant. Raises
-    InvalidInput, at `where`, for any other pair.
+    The messages shared at the beginning are the prompt. An explicit prompt precedes them, or equals their beginning, as
+    messages or as the text of a message. The rest of each side is a single assistant message. Raises InvalidInput, at
+    `where`, for any other pair.
     """
     prompt, chosen, rejected = pair
     if not chosen or not rejected:
@@ -46,12 +46,12 @@ def pair_of_chats(where: str, pair: Pair) -> tuple[Prompt, Answer, Answer]:
 
 
 def pair_of_texts(where: str, chosen: Any, rejected: Any) -> tuple[str, Any, Any]:
-    """Return the prompt and both answers of texts that begin alike.
+    """Return the prompt and both answers of two texts with the same beginning.
 
     In a transcript (`Human: ... Assistant: ...`, as in hh-rlhf) the prompt ends with the last `Assistant:` that both
-    have. Elsewhere it is what both begin with, without a space at its end, as TRL's `extract_prompt` has it. But it
-    never ends within a word, because a model would not sample the rest of a word. Raises InvalidInput, at `where`, for
-    texts that begin differently.
+    have. In other texts it is their common beginning, without a trailing space, as in TRL's `extract_prompt`. It never
+    ends within a word, because a model would not sample the rest of a word. Raises InvalidInput, at `where`, for texts
+    that begin differently.
 
     >>> pair_of_texts("row 0", "The sky is blue.", "The sky is green.")
     ('The sky is', ' blue.', ' green.')

@@ -1,6 +1,6 @@
-"""A question and its answer, under the names that public datasets give them: GSM8K, Orca, OpenRLHF and others.
+"""A question and its answer, under the column names of public datasets: GSM8K, Orca, OpenRLHF and others.
 
-Text is plain, as a `prompt` is. With a column `system`, and of messages, the prompt is a chat.
+A text is used as it is, like a `prompt`. With a `system` column, or if the question is messages, the prompt is a chat.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A row as a file has it, and the messages and texts that formats make of it."""
+"""A row as it is in a file, and the messages and texts that formats make of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Prompt = str | Sequence[ChatMessage]
 
 @dataclass(frozen=True, slots=True)
 class FileRow:
-    """The values of a row by their part in a format, such as `input`, and the file's column of each part.
+    """A row's values by their part in a format, such as `input`, and each part's column in the file.
 
     `where` names dataset and row in errors. A part that the file lacks has no column, and its value is None.
     """
@@ -26,35 +26,35 @@ class FileRow:
     values: Mapping[str, Any]
 
     def wrong(self, part: str, expected: str) -> InvalidInput:
-        """Return the error about the value of a part."""
+        """Return the error about a part's value."""
         return InvalidInput(self.place(part), self.values.get(part), f"{expected}, in {self.path}")
 
     def place(self, part: str) -> str:
-        """Return the name of dataset, row and column in errors."""
+        """Return the names of dataset, row and column, for errors."""
         return f"{self.where} {self.columns.get(part, part)}"
 
     def text(self, part: str) -> str:
-        """Return the text of a part. Raises InvalidInput if it is missing or blank."""
+        """Return a part's text. Raises InvalidInput if it is missing or blank."""
         value = self.values.get(part)
         if not isinstance(value, str) or not value.strip():
             raise self.wrong(part, "text that is not empty")
         return value
 
     def optional_text(self, part: str) -> str:
-        """Return the text of a part, empty if it is missing or blank. Raises InvalidInput for another value."""
+        """Return a part's text, empty if it is missing or blank. Raises InvalidInput for another type."""
         value = self.values.get(part)
         if not isinstance(value, str | None):
             raise self.wrong(part, "text")
         return value if value and value.strip() else ""
 
     def system_turn(self) -> list[ChatMessage]:
-        """Return the system message of the part `system`, if it has one."""
+        """Return the system message from the part `system`, if the row has it."""
         text = self.optional_text("system")
         return [{"role": "system", "content": text}] if text else []
 
 
 def decoded(value: Any) -> Any:
-    """Return the value of a JSON text of an object or a list; any other value as it is.
+    """Decode the JSON text of an object or a list; return any other value unchanged.
 
     >>> decoded('{"a": 1}'), decoded("{a")
     ({'a': 1}, '{a')

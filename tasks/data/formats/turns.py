@@ -1,7 +1,8 @@
-"""Turns of a conversation as messages: ShareGPT has `{from, value}`, others `{role, value}` or `{role, content}`.
+"""Converts turns of a conversation to messages: ShareGPT has `{from, value}`, others `{role, value}` or `{role,
+content}`.
 
 The order of `{from, value}` turns is checked as LLaMA-Factory does: after a system turn, a question or the results of
-tools, then an answer, and so on. Turns with a role are messages already: their order is the template's business.
+tools, then an answer, and so on. Turns with a role are messages already, and the template checks their order.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SPEAKERS: Mapping[str, str] = {
     **dict.fromkeys(("function_call", "tool_call"), CALL),
     **dict.fromkeys(("observation", "tool", "tool_response", "function_response"), TOOL),
 }
-"""The role that each name in `from` stands for."""
+"""The role for each name in `from`."""
 CALLERS = tuple(name for name, role in SPEAKERS.items() if role == CALL)
 AFTER: Mapping[str, Collection[str]] = {
     "": (SYSTEM, USER),
@@ -45,8 +46,8 @@ def are_turns(keys: Collection[str]) -> bool:
 def messages_of(turns: Any, where: str, path: str, is_whole: bool = False) -> list[ChatMessage]:
     """Return turns, or a single turn, as messages; a system turn without text is left out.
 
-    A whole conversation begins with a question; the turns of an answer begin anywhere. Raises InvalidInput, at `where`
-    and with the `path` of the file, for anything else, for an unknown speaker or value, and for turns out of order.
+    A whole conversation begins with a question; an answer's turns may begin anywhere. Raises InvalidInput, at `where`
+    and with the file's `path`, for other values, an unknown speaker, and turns out of order.
     """
     found = [turns] if isinstance(turns, Mapping) else turns
     if not isinstance(found, list) or not found:

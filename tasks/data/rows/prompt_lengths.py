@@ -1,4 +1,4 @@
-"""Prompts above the length limit: refused, left out, or cut at an end; the log reports their number."""
+"""Handles prompts above the length limit: they are refused, left out, or cut at one end, and the log counts them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ OverlongPrompts = Literal["refuse", "drop", "keep_end", "keep_start"]
 
 @dataclass(frozen=True, slots=True)
 class PromptLimit:
-    """The most tokens of a prompt, and the treatment of longer prompts."""
+    """The longest allowed prompt in tokens, and what to do with longer prompts."""
 
     most: int
     overlong: OverlongPrompts
@@ -36,7 +36,9 @@ class PromptLimit:
         return tokens[: self.most] if self.overlong == "keep_start" else tokens
 
     def check(self, name: str, rows: MeasuredRows) -> None:
-        """Raise InvalidInput for a prompt above the limit if these are refused, and if all prompts would be dropped."""
+        """Raise InvalidInput for a prompt above the limit if such prompts are refused, and if all prompts would be
+        dropped.
+        """
         longer = [row for row, length in enumerate(rows.lengths) if length > self.most]
         if longer and self.overlong == "refuse":
             expected = f"at most {self.most}, its max_prompt_length; overlong_prompts can drop or cut longer prompts"
@@ -48,7 +50,7 @@ class PromptLimit:
             raise InvalidInput(f"{name}.max_prompt_length", self.most, expected)
 
     def remark(self, name: str, lengths: Sequence[int]) -> str:
-        """Return a line with the number of prompts that are dropped or cut; empty if all fit."""
+        """Return a line with the number of dropped or cut prompts; empty if all fit."""
         longer = sum(length > self.most for length in lengths)
         if not longer:
             return ""

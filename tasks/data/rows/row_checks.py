@@ -1,4 +1,4 @@
-"""Lengths of many rows, measured chunk by chunk to save memory. A long check says how far it is."""
+"""Measures the lengths of many rows, chunk by chunk to save memory. A long check reports its progress."""
 
 import time
 from array import array
@@ -14,7 +14,7 @@ QUIET_SECONDS = 10.0  # between two lines of a long check
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRows:
-    """How many tokens each row of some items has, in their order, and the highest token id with its item."""
+    """The length of each row in tokens, in order, and the highest token id with its item."""
 
     items: Sequence[int]
     lengths: Sequence[int]
@@ -28,19 +28,19 @@ class MeasuredRows:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRows:
-    """Checked rows as they are read: the tokens of each, and lines for the log on what was done to them."""
+    """Checked rows as they will be read: each row's tokens, and log lines on changes made to them."""
 
     lengths: Sequence[int]
     remarks: tuple[str, ...]
 
     @property
     def longest(self) -> int:
-        """The tokens of the longest row."""
+        """The length of the longest row in tokens."""
         return max(self.lengths)
 
 
 def silent(line: str) -> None:
-    """Say nothing."""
+    """Discard the line."""
 
 
 def measure(name: str, items: Sequence[int], tokens_of: TokensOf, say: Say) -> MeasuredRows:

@@ -1,4 +1,4 @@
-"""The items of a dataset that enter each step: seeded permutations, one after another, a pure function of the step."""
+"""The items of a dataset in each step: seeded permutations, one after another, as a pure function of the step."""
 
 import random
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def row_ids(step: int, batch_size: int, seed: int, num_items: int) -> tuple[int,
 
 
 def items_read(graph: DataflowGraph, steps: int, seed: int) -> dict[str, Sequence[int]]:
-    """Return the items of each dataset that some step reads, in the dataset's order.
+    """Return which items of each dataset the steps read, in the dataset's order.
 
     Evaluations read the first items, and so do trials of a user's functions.
     """

@@ -17,8 +17,8 @@ UNREADABLE = (pa.ArrowException, OSError)
 def read_parquet(field: str, files: Sequence[str], root: str | None) -> tuple[int, dict[str, ArrowColumn]]:
     """Return how many rows Parquet files have, and their columns; columns from folder names are last.
 
-    `root` is a folder whose sub-folders may be named `column=value`, or None. Raises InvalidInput for files that cannot
-    be read or whose columns differ; so does the first access to a damaged column.
+    `root` is a folder with sub-folders that may be named `column=value`, or None. Raises InvalidInput for files that
+    cannot be read or whose columns differ; so does the first access to a damaged column.
     """
     at, place = f"{field}.path", root or files[0]
     with refusing(UNREADABLE, at, place, "Parquet that can be read", most=80):
@@ -37,7 +37,7 @@ def read_parquet(field: str, files: Sequence[str], root: str | None) -> tuple[in
 
 
 def read_saved(field: str, files: Sequence[str]) -> tuple[int, dict[str, ArrowColumn]]:
-    """Return how many rows a folder of Arrow files has that `datasets.save_to_disk` wrote, and its columns.
+    """Return the number of rows and the columns of a folder of Arrow files written by `datasets.save_to_disk`.
 
     Raises InvalidInput as `read_parquet` does.
     """

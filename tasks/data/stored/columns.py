@@ -17,11 +17,11 @@ from prefect_rlhf.files.foreign_file import parse_json
 
 
 class Column(Protocol):
-    """The values of a name, in the order of the rows; None for a row without a value."""
+    """A named column: its values in the rows' order, None for rows without a value."""
 
     @property
     def kind(self) -> ColumnKind:
-        """Numbers and truth values; strings; or anything else: lists, structs, dates, only nulls."""
+        """Numbers and Booleans; strings; or anything else: lists, structs, dates, only nulls."""
         ...
 
     @property
@@ -46,7 +46,7 @@ class Column(Protocol):
 
     @property
     def has_all_keys(self) -> bool:
-        """Whether each object has every key of its type, with None for those that it lacks."""
+        """Whether each object has every key of its type, with None for missing keys."""
         ...
 
     @property
@@ -56,11 +56,11 @@ class Column(Protocol):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names inside, if the values are structs or objects."""
+        """The names of the fields inside, if the values are structs or objects."""
         ...
 
     def field(self, name: str) -> Column:
-        """Return the column of a field in `fields`."""
+        """Return the column of one of the `fields`."""
         ...
 
     def read(self, rows: Sequence[int]) -> list[Any]:
@@ -104,7 +104,7 @@ class ArrowColumn:
 
     @property
     def turn_keys(self) -> frozenset[str]:
-        """The fields of the structs, alone or in lists."""
+        """The fields of the structs, also of structs in lists."""
         type_ = self.type.value_type if _is_list(self.type) else self.type
         return frozenset(field.name for field in type_) if pa.types.is_struct(type_) else frozenset()
 
@@ -118,7 +118,7 @@ class ArrowColumn:
 
     @property
     def has_all_keys(self) -> bool:
-        """Arrow's structs have all fields."""
+        """True, because Arrow's structs have all fields."""
         return True
 
     @property
@@ -132,7 +132,7 @@ class ArrowColumn:
         return tuple(field.name for field in self.type) if pa.types.is_struct(self.type) else ()
 
     def field(self, name: str) -> ArrowColumn:
-        """Return a field of each struct."""
+        """Return a field of all structs as a column."""
         return ArrowColumn(self.type.field(name).type, lambda: pc.struct_field(self.values, name))
 
     def read(self, rows: Sequence[int]) -> list[Any]:
@@ -144,7 +144,7 @@ class ArrowColumn:
         return [_from_json(self.type, value) for value in values] if "json" in str(self.type) else values
 
     def rows_with(self, text: str) -> Sequence[int]:
-        """Return the numbers of the rows whose value is a text, compared by Arrow: millions of rows have splits."""
+        """Return the numbers of the rows with this text. Arrow compares, because there may be millions of rows."""
         if not is_text(self.type):
             return [row for row, value in enumerate(self.read(range(len(self.values)))) if value == text]
         rows: list[int] = pc.indices_nonzero(pc.equal(self.values.cast(pa.large_string()), text)).to_pylist()
@@ -153,13 +153,13 @@ class ArrowColumn:
 
 @dataclass(frozen=True)
 class PlainColumn:
-    """Python values as they are, of one JSON type or null."""
+    """Python values of one JSON type, or null."""
 
     values: Sequence[Any]
 
     @cached_property
     def kind(self) -> ColumnKind:
-        """The common kind of all values, without nulls."""
+        """The common kind of all values except null."""
         types = {type(value) for value in self.values if value is not None}
         if types and types <= {bool, int, float}:
             return "number"
@@ -179,7 +179,7 @@ class PlainColumn:
 
     @cached_property
     def turn_keys(self) -> frozenset[str]:
-        """The keys of the first object, alone or in a list."""
+        """The keys of the first object, also of an object in a list."""
         first = next((value for value in self.values if value), None)
         turn = first[0] if isinstance(first, list) else first
         return frozenset(turn) if isinstance(turn, Mapping) else frozenset()
@@ -193,12 +193,12 @@ class PlainColumn:
 
     @property
     def has_all_keys(self) -> bool:
-        """An object has the keys that it was written with."""
+        """False, because each object has only the keys that it was written with."""
         return False
 
     @property
     def described(self) -> str:
-        """Python's names of the values' types."""
+        """The values' types by their Python names."""
         return " or ".join(sorted({type(value).__name__ for value in self.values if value is not None})) or "null"
 
     @cached_property
@@ -207,7 +207,7 @@ class PlainColumn:
         return tuple(dict.fromkeys(key for value in self.values if isinstance(value, Mapping) for key in value))
 
     def field(self, name: str) -> PlainColumn:
-        """Return each object's value of a key; None for an object without the key."""
+        """Return a key's values as a column; None for objects without the key."""
         return PlainColumn([value.get(name) if isinstance(value, Mapping) else None for value in self.values])
 
     def read(self, rows: Sequence[int]) -> list[Any]:

@@ -16,7 +16,7 @@ READING = (OSError, pa.ArrowException)
 
 
 def uncompressed(path: Path) -> Path:
-    """Return the name of a file without the suffix of its compression.
+    """Return a file's name without the suffix of its compression.
 
     >>> uncompressed(Path("rows.jsonl.gz")).name, uncompressed(Path("rows.jsonl")).name
     ('rows.jsonl', 'rows.jsonl')

@@ -1,4 +1,4 @@
-"""Columns of text files with commas (`.csv`) or tabs (`.tsv`): the first line has their names."""
+"""Columns of text files with commas (`.csv`) or tabs (`.tsv`), named in the first line."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
 def read_delimited(field: str, files: Sequence[str]) -> tuple[int, dict[str, ArrowColumn]]:
-    """Return the number of rows, and the columns: numbers, true or false, or text. Text may have line breaks.
+    """Return the number of rows, and the columns as numbers, Booleans or text. Text may contain line breaks.
 
-    Raises InvalidInput for files that cannot be read, or whose columns differ.
+    Raises InvalidInput for files that cannot be read, or that have different columns.
     """
     at = f"{field}.path"
     tables = [_table(at, file) for file in files]

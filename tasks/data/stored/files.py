@@ -1,4 +1,4 @@
-"""The files of a dataset's path: a file, a folder, a saved `datasets` folder or a pattern, and their format."""
+"""Finds the files and format of a dataset's path: a file, a folder, a saved `datasets` folder, or a pattern."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ PLACES = "an existing file of Parquet, JSON or CSV, a folder of such files or of
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Files of the same format, in the order of their rows. `split` is their split if folders are splits."""
+    """Files of one format, in the order of their rows. `split` is their split if folders are splits."""
 
     format: StoredAs
     files: tuple[str, ...]
@@ -35,9 +35,10 @@ class Files:
 
 
 def find_files(field: str, path: str, split: str) -> Files:
-    """Return the files of a path. Raises InvalidInput, at `field`.path or `field`.split, if no file exists.
+    """Return the files of a path.
 
-    So does a Git LFS pointer in place of a file.
+    Raises InvalidInput, at `field`.path or `field`.split, if no file exists, and for a Git LFS pointer in place of a
+    file.
     """
     found = _find(field, path, split)
     for file in found.files:

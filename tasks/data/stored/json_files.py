@@ -1,6 +1,6 @@
-"""Rows of JSON files: a line for each object, or a list of them; a name has the same JSON type in all, or null.
+"""Rows of JSON files: an object per line, or a list of objects. A name has the same JSON type in all rows, or null.
 
-A `.json` file may be a list of objects, or an object with such a list, as other libraries write them.
+A `.json` file may be a list of objects, or an object with such a list, as some libraries write.
 """
 
 import json
@@ -16,15 +16,15 @@ from prefect_rlhf.tasks.data.stored.compressed import READING, opened, uncompres
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 LISTS = ("data", "rows", "examples", "instances", "items", "records", "samples", "train")
-"""Keys under which a file that is an object has its rows."""
+"""Keys under which an object in a file may have the rows."""
 WORDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
 
 
 def read_json(field: str, files: Sequence[str]) -> tuple[int, dict[str, PlainColumn], str]:
-    """Return the number of rows, the columns, and the key of a list of rows, if the files are objects with such a list.
+    """Return the number of rows, the columns and, for objects that contain a list of rows, the key of that list.
 
-    A name that a row lacks is None there. Blank lines are skipped. Raises InvalidInput, with file and line or item, for
-    a row that is not a JSON object and for a name with two types.
+    A row without a name has None there. Blank lines are skipped. Raises InvalidInput, with file and line or item, for a
+    row that is not a JSON object and for a name with two types.
     """
     columns: dict[str, list[Any]] = {}
     first: dict[str, tuple[str, str]] = {}  # by name: the type, and its first place

@@ -19,9 +19,9 @@ DEFAULT_SPLIT_COLUMN, DEFAULT_SPLIT = "split", "train"
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All rows of a storage place: their number, and the columns in the order of their first occurrence.
+    """All stored rows: their number, and the columns in the order of their first occurrence.
 
-    `key` is that of the list of rows, if a file is an object with such a list.
+    `key` is the key of the list of rows, if a file is an object with such a list.
     """
 
     num_rows: int
@@ -33,8 +33,8 @@ class Table:
 class StoredRows:
     """The rows of a dataset.
 
-    Errors name the parameter `field`, and the setting in `settings` that states a column. Rows are numbered within
-    their split, in the order of the files. Columns that were read are cached.
+    Errors name the parameter `field`, and the setting in `settings` that names a column. Rows are numbered within their
+    split, in the order of the files. Columns that were read are cached.
     """
 
     field: str
@@ -45,13 +45,13 @@ class StoredRows:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns without the column of splits. All members raise InvalidInput for data that cannot be read."""
+        """The columns, without the split column. All members raise InvalidInput for data that cannot be read."""
         table, split_column = self._opened
         return tuple(name for name in table.columns if name != split_column)
 
     @property
     def remark(self) -> str:
-        """The key of the list that has the rows, as a part of a line for the log; empty without such a key."""
+        """Part of a log line: the key of the list that has the rows; empty without such a key."""
         key = self._opened[0].key
         return f"; the rows are the list {key!r} of the file" if key else ""
 
@@ -59,7 +59,7 @@ class StoredRows:
         return len(self._rows)
 
     def column(self, path: str, field: str | None = None) -> Column:
-        """Return a column, or a field of structs such as `reward_model.ground_truth`; errors name `field`."""
+        """Return a column, or a struct's field such as `reward_model.ground_truth`; errors name `field`."""
         if path not in self._columns:
             self._columns[path] = self._find(path, field or f"{self.field}.{self.settings.get(path, path)}")
         return self._columns[path]

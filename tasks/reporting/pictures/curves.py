@@ -1,4 +1,4 @@
-"""Curves of a run's metrics as a picture: a small panel for each, all over the same steps, as SVG."""
+"""Draws a run's metrics over the steps as SVG: a small panel for each curve."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
@@ -19,7 +19,7 @@ Band = Sequence[tuple[int, float, float]]
 
 
 def curves_svg(curves: Mapping[str, Curve], bands: Mapping[str, Band] = MappingProxyType({})) -> str:
-    """Draw each curve in a panel under its name, three panels in a row, in the middle of its band if it has one.
+    """Draw each curve in a panel under its name, three panels in a row, with its band if it has a band.
 
     Values that are not finite are left out.
     """

@@ -1,4 +1,4 @@
-"""The dataflow graph of an iteration as picture and text: calls, the keys they read, versions they wait for."""
+"""An iteration's dataflow graph as picture and text: calls, the keys they read, the versions they wait for."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A dataset or a call with its place: its upper left corner and its width."""
+    """A dataset or call with its place: the upper left corner and the width."""
 
     title: str
     below: str
@@ -32,7 +32,7 @@ class Box:
 
 
 def dataflow_text(graph: DataflowGraph) -> str:
-    """Return each call with its inputs and the version it waits for, in the order of the body."""
+    """Return each call with its inputs and the version that it waits for, in the body's order."""
     lines = [f"{graph.name}: one iteration"]
     lines += [f"{dataset.name}  dataset of {', '.join(dataset.keys)}" for dataset in graph.datasets]
     versions = graph.version_edges()
@@ -71,7 +71,7 @@ def dataflow_svg(graph: DataflowGraph) -> str:
 
 
 def floors(graph: DataflowGraph) -> list[list[str]]:
-    """Return datasets and calls by floors: an input stands on an earlier floor than its readers.
+    """Arrange datasets and calls in floors: an input is on an earlier floor than its readers.
 
     Within a floor they are ordered by the mean place of their inputs, which keeps lines short.
     """

@@ -1,10 +1,10 @@
-"""The frame of every picture: a white sheet of SVG with the house's font."""
+"""The frame of every picture: a white SVG sheet with our font."""
 
 from collections.abc import Iterable
 
 
 def framed(width: float, height: float, parts: Iterable[str], font_size: int = 11) -> str:
-    """Return a picture of this size, in pixels, with these elements of SVG.
+    """Return a picture of this size in pixels that contains these SVG elements.
 
     >>> framed(20, 10, ["<circle/>"]).splitlines()[1:]
     ['<rect width="20" height="10" fill="#ffffff"/>', '<circle/>', '</svg>']

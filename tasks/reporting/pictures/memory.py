@@ -1,4 +1,4 @@
-"""The memory of a plan as a picture: a bar for each kind of device at its fullest moment, by owner, as SVG."""
+"""A plan's memory as a picture: for each kind of device, a bar shows its fullest moment by owner, as SVG."""
 
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -21,7 +21,7 @@ OTHERS = "all others"
 
 
 def memory_svg(certificate: Certificate, cluster: ClusterShape) -> str:
-    """Draw each kind of device's peak by what fills it; a line marks how much a plan may fill."""
+    """Draw each kind of device's peak by owner; a line marks how much a plan may use."""
     bars = certificate.by_devices()
     totals: dict[str, int] = {}
     for peak in bars.values():

@@ -1,4 +1,4 @@
-"""A plan's schedule as a picture: devices next to each other that do the same share a lane."""
+"""A plan's schedule as a picture; neighbouring devices with the same schedule share a lane."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STEPS_DRAWN = 2
 
 
 def plan_svg(estimate: Estimate, num_steps: int = STEPS_DRAWN) -> str:
-    """Draw the first of the steps that are alike, as SVG. Nodes that take no time are left out."""
+    """Draw the first of several equal steps as SVG. Nodes that take no time are left out."""
     steps = range(estimate.first_step, estimate.first_step + num_steps)
     slots = [slot for slot in estimate.schedule.slots if slot.node.step in steps and slot.seconds > 0]
     shown: dict[Device, tuple[int, ...]] = defaultdict(tuple)
@@ -30,7 +30,7 @@ def plan_svg(estimate: Estimate, num_steps: int = STEPS_DRAWN) -> str:
 
 
 def schedule_bars(schedule: Schedule, num_steps: int | None = None) -> tuple[Bar, ...]:
-    """Return the bars of the first `num_steps` steps, or of all, for a timeline; without nodes that take no time.
+    """Return a timeline's bars for the first `num_steps` steps, or all steps. Nodes that take no time are left out.
 
     The evaluation before training is shown beside the first steps.
     """

@@ -1,4 +1,4 @@
-"""The speed of calls and of an iteration for people: a table of calls, a line for the iteration."""
+"""Shows the speed of calls and of an iteration: a table of calls, a line for the iteration."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -6,7 +6,7 @@ from prefect_rlhf.placement.schedule.throughput import CallSpeed, IterationWork
 
 
 def speed_cells(speed: CallSpeed | None) -> dict[str, str]:
-    """Return the cells of a call for a table; they are empty for unknown values.
+    """Return a call's cells for a table, empty for unknown values.
 
     >>> speed_cells(CallSpeed("actor_train", 2.0, 0.25, 65536.0, 0.412))
     {'seconds': '2.000', 'share': '25%', 'tokens/s': '65,536', 'MFU': '41.2%'}
@@ -22,7 +22,7 @@ def speed_cells(speed: CallSpeed | None) -> dict[str, str]:
 
 
 def with_speeds(rows: Iterable[Mapping[str, str]], speeds: Mapping[str, CallSpeed]) -> list[dict[str, str]]:
-    """Return the rows of a plan's table, each with the cells of its call's speed.
+    """Add the cells of each call's speed to the rows of a plan's table.
 
     A column without any entry is left out.
     """
@@ -39,7 +39,7 @@ def _without_empty(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
 
 
 def iteration_text(work: IterationWork, seconds: float) -> str:
-    """Return a line with the throughput of an iteration, and its price if there is one."""
+    """Return a line with an iteration's throughput and, if known, its price."""
     rate, dollars = work.response_tokens / seconds, work.dollars_per_million(seconds)
     of_responses = f" ({rate:,.0f} of responses)" if work.response_tokens < work.tokens else ""
     line = f"{work.tokens / seconds:,.0f} tokens/s{of_responses}, {work.samples / seconds:.4g} samples/s"
@@ -49,7 +49,7 @@ def iteration_text(work: IterationWork, seconds: float) -> str:
 
 
 def money(dollars: float | None) -> str:
-    """Return dollars with cents, or with three digits if there are fewer cents than ten.
+    """Format dollars with cents, or with three digits below ten cents.
 
     >>> money(20), money(0.0123), money(None)
     ('$20.00', '$0.0123', '-')

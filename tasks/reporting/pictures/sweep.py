@@ -15,7 +15,7 @@ COLOUR, MARK = "#4269d0", "#ff725c"
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One value for each size (None: refused), how to write it, and a level to draw."""
+    """A value for each size (None: refused), how to write it, and a level to draw."""
 
     title: str
     values: tuple[float | None, ...]

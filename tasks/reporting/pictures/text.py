@@ -20,9 +20,9 @@ STEPS_LISTED = 2  # after step 0, if any; the first step differs: no training pr
 
 
 def plan_rows(plan: ExecutionPlan, graph: DataflowGraph) -> list[dict[str, str]]:
-    """Return a row for each call, for a table: its kind, its devices, the split of its rows.
+    """Return a table row for each call: its kind, its devices, and how its rows are split.
 
-    Unusual decisions of a plan are cells; a column without any entry is left out.
+    Unusual decisions have columns of their own, which are left out if empty.
     """
     rows = [_plan_row(call, plan, graph) | _decided(plan[call.name]) for call in graph]
     return [{title: row[title] for title in row if any(other[title] for other in rows)} for row in rows]
@@ -42,8 +42,8 @@ def plan_text(plan: ExecutionPlan, graph: DataflowGraph) -> str:
 def graph_text(augmented: AugmentedGraph, num_steps: int = STEPS_LISTED) -> str:
     """List the nodes of the first steps in order, each with its dependencies and their reasons.
 
-    A dependency is written `data <- node`, `version <-
-    node`; dependencies that only keep an order stand last. Rows of datasets stand first: no node waits for them.
+    A dependency is written `data <- node` or `version <- node`; dependencies that only keep an order come last. Rows of
+    datasets come first, because no node waits for them.
     """
     datasets = {dataset.name for dataset in augmented.graph.datasets}
     lines: list[str] = []

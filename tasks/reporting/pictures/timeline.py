@@ -1,4 +1,4 @@
-"""A picture of what ran where and when: a lane per device, a bar per node, as SVG."""
+"""A timeline as SVG: which node ran on which devices and when, with a lane per device and a bar per node."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

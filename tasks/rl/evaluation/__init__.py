@@ -1,1 +1,1 @@
-"""Evaluation on held-out data: sets of prompts with samples and intervals, pairs for reward models, losses of chats."""
+"""Evaluation on held-out data: sets of prompts with samples and intervals, pairs for reward models, losses on chats."""

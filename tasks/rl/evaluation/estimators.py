@@ -1,6 +1,6 @@
-"""Estimates of a model's quality from several samples to each prompt: one value per prompt.
+"""Estimates a model's quality from several samples per prompt: one value per prompt.
 
-Shapes: P prompts, N samples to each. A sample without a score is NaN, and does not count.
+Shapes: P prompts, N samples of each. A sample without a score is NaN, and does not count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def avg(scores_PN: Floats) -> Floats:
 
 
 def pass_at(scores_PN: Floats, k: int, right: float) -> Floats:
-    """Return [P]: pass@k, the chance that at least one of k samples is right, its score `right` or more.
+    """Return [P]: pass@k, the chance that at least one of k samples is right, with a score of `right` or more.
 
     The unbiased estimator 1 - C(n-c, k) / C(n, k) for n samples with c right samples (Chen et al. 2021,
     arXiv:2107.03374, equation 1). NaN for a prompt with fewer than k scores.
@@ -45,7 +45,7 @@ def pass_at(scores_PN: Floats, k: int, right: float) -> Floats:
 
 
 def maj(scores_PN: Floats, answers_PN: NDArray[np.int64]) -> Floats:
-    """Return [P]: maj@N, the score of the answer that most samples gave; the mean over the answers of a tie.
+    """Return [P]: maj@N, the score of the answer that most samples gave; in a tie, the mean over the tied answers.
 
     Equal numbers are equal answers; a negative number is no answer, and does not count (Wang et al. 2022,
     arXiv:2203.11171, "self-consistency"). An answer's score is the mean score of its samples. NaN for a prompt without

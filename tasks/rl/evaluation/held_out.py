@@ -18,8 +18,8 @@ from prefect_rlhf.tasks.tracing.operations import computation
 def record_evaluation(rollout: Batch, scores: Batch, settings: Settings, context: Context) -> Computed:
     """Write `evaluation/step-000010.parquet` with the responses to held-out prompts. Metrics are means over them.
 
-    If you name several rewards, each also has a metric. Means leave out responses without a score, and `unscored` is
-    the share of these. A mean over no response is left out.
+    If you name several rewards, each also has a metric. Means leave out responses without a score; `unscored` is their
+    share. A mean over no response is left out.
     """
     scores_B = scores["scores"].float()
     columns = shown_columns(rollout, scores) | {
@@ -37,7 +37,7 @@ def record_evaluation(rollout: Batch, scores: Batch, settings: Settings, context
 def pair_accuracy(scores: Batch, settings: Settings) -> Computed:
     """Measure how often the chosen answer scores higher (a tie counts half), and by how much on average.
 
-    Only pairs count whose answers both have a score.
+    Only pairs in which both answers have a score count.
     """
     scores_B = scores["scores"].float()
     margins_P = scores_B[0::2] - scores_B[1::2]

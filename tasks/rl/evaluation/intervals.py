@@ -1,8 +1,8 @@
-"""Intervals of means over prompts, by bootstrap: the prompts are drawn again and again, with replacement.
+"""Intervals of means over prompts by bootstrap, which draws the prompts again and again with replacement.
 
 A prompt is drawn with all its samples, because these are alike (Efron & Tibshirani 1993, chapter 13: the percentile
-interval). The draws follow from a fixed seed and the number of prompts alone, so the same rows have the same interval
-under every plan. With few prompts, or equal values, an interval is too narrow: these rows do not show how
+interval). The draws depend only on a fixed seed and the number of prompts, so the same rows have the same interval
+under every plan. With few prompts, or equal values, an interval is too narrow, because these rows do not show how
 others would differ.
 """
 
@@ -34,7 +34,7 @@ class Interval:
 
     @property
     def as_difference(self) -> str:
-        """A difference of two means, with signs.
+        """Format as a difference of two means, with signs.
 
         >>> Interval(0.04, 0.01, 0.07).as_difference
         '+0.04, 95%: +0.01 to +0.07'
@@ -43,9 +43,9 @@ class Interval:
 
 
 def interval(values_P: NDArray[np.float64]) -> Interval | None:
-    """Return the mean of the values that are numbers, with its interval; None without any.
+    """Return the mean of the values that are numbers, with its interval; None if no value is.
 
-    Of more than 10,000 values it is the normal interval.
+    For more than 10,000 values it is the normal interval.
 
     >>> interval(np.array([1.0, 1.0, np.nan]))
     Interval(mean=1.0, low=1.0, high=1.0)

@@ -1,4 +1,4 @@
-"""Evaluation on a named set of prompts: the record of its rows, and its metrics with intervals.
+"""Evaluation on a named set of prompts: records its rows, and computes metrics with intervals.
 
 Shapes: B rows, P prompts, N samples to each prompt.
 """
@@ -47,7 +47,7 @@ class SetSettings(Settings):
 
     @property
     def ks(self) -> tuple[int, ...]:
-        """Each k of pass@k."""
+        """The values of k for pass@k."""
         return self.pass_at or powers_of_two(self.samples)
 
     @property
@@ -62,7 +62,7 @@ class SetSettings(Settings):
 
     @property
     def perhaps(self) -> tuple[str, ...]:
-        """How the names of metrics begin that the reward decides: votes on answers, and named rewards."""
+        """Prefixes of metric names that depend on the reward: votes on answers, and named rewards."""
         return (f"maj@{self.samples}", "score_")
 
 
@@ -100,7 +100,7 @@ def record_set(rollout: Batch, scores: Batch, settings: SetSettings, context: Co
 
 
 def prompt_values(scores_PN: Floats, answers_PN: NDArray[np.int64] | None, settings: SetSettings) -> dict[str, Floats]:
-    """Return [P] each: avg@N and every pass@k of each prompt, and maj@N if there are answers."""
+    """Return values of shape [P]: each prompt's avg@N, every pass@k and, if there are answers, maj@N."""
     from prefect_rlhf.tasks.rl.evaluation.estimators import avg, maj, pass_at  # here, as in record_set
 
     values = {f"avg@{settings.samples}": avg(scores_PN)}
@@ -111,7 +111,7 @@ def prompt_values(scores_PN: Floats, answers_PN: NDArray[np.int64] | None, setti
 
 
 def interval_metrics(values: Mapping[str, Floats]) -> dict[str, float]:
-    """Return the mean of each over the prompts, and the ends of its interval; no metric without a value."""
+    """Return each value's mean over the prompts, and the ends of its interval. A metric without a value is left out."""
     from prefect_rlhf.tasks.rl.evaluation.intervals import interval  # here, as in record_set
 
     metrics: dict[str, float] = {}
@@ -128,7 +128,7 @@ def _by_prompt(values_B: Tensor, samples: int) -> Floats:
 
 
 def powers_of_two(samples: int) -> tuple[int, ...]:
-    """Return the usual k of pass@k for a number of samples: 1, 2, 4, ... and the number itself.
+    """Return the usual k of pass@k for a number of samples: 1, 2, 4, ..., and the number of samples.
 
     >>> powers_of_two(1), powers_of_two(6)
     ((1,), (1, 2, 4, 6))

@@ -1,4 +1,4 @@
-"""The metrics of named sets as rows of a table: each with its 95% interval."""
+"""Shows the metrics of named sets as table rows, each with its 95% interval."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from prefect_rlhf.tasks.rl.evaluation.sets import HIGH, LOW, PREFIX
 
 
 def set_rows(metrics: Mapping[str, float]) -> list[dict[str, str]]:
-    """Return a row for each metric of a set among those of a step; empty without sets.
+    """Return a row for each metric of a set in a step's metrics; empty without sets.
 
     >>> set_rows({"step": 3, "evaluation_math.avg@4": 0.5, "evaluation_math.avg@4_low": 0.4,
     ...           "evaluation_math.avg@4_high": 0.6})

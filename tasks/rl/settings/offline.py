@@ -64,7 +64,7 @@ class DPO(Settings):
 
     @property
     def target_margin(self) -> float:
-        """How far the chosen answer's reward should be above: `margin` or 1.0 for simpo, 0.0 for other losses."""
+        """The target for the difference in reward: `margin` or 1.0 for simpo, 0.0 for other losses."""
         return 0.0 if self.loss != "simpo" else 1.0 if self.margin is None else self.margin
 
     @property

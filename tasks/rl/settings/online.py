@@ -44,12 +44,12 @@ class KLControl(Settings):
         return self
 
     def only_at_start(self) -> tuple[str, ...]:
-        """An adaptive coefficient is a state, which begins with `coefficient`."""
+        """With an adaptive coefficient, `coefficient` is only the initial value of a state."""
         return ("coefficient",) if self.kind == "adaptive" else ()
 
 
 class Rollouts(Settings):
-    """Settings of an algorithm that learns from its own responses: how they are sampled, and when it is evaluated."""
+    """Settings for algorithms that learn from their own responses: how to sample them, and when to evaluate."""
 
     batch_size: int = Field(32, ge=1, le=MOST_ROWS, description="Prompts in each step.")
     sampling: Sampling = Field(default=Sampling(), description="How responses are drawn.")

@@ -1,4 +1,4 @@
-"""The hyperparameters of Safe RLHF: those of PPO, the limit of the cost, and the multiplier that enforces it."""
+"""The hyperparameters of Safe RLHF: PPO's, the limit on the cost, and the multiplier that enforces it."""
 
 from __future__ import annotations
 
@@ -56,5 +56,5 @@ class SafeRLHF(PPO):
 
     @property
     def of_each_side(self) -> SafeRLHF:
-        """The settings for the reward's and for the cost's own advantages: only their mixture is whitened."""
+        """The settings for the reward's and the cost's own advantages: only their mixture is whitened."""
         return self.model_copy(update={"whiten_advantages": False})

@@ -1,1 +1,1 @@
-"""The steps in flight, and the nodes and rows that each has left."""
+"""The steps in flight, and each step's remaining nodes and rows."""

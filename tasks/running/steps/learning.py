@@ -1,6 +1,6 @@
-"""What the steps' metrics say about learning: steps without a gradient, and other signs that a run goes wrong.
+"""Warns by a step's metrics if a run does not learn: steps without a gradient, and other signs that it goes wrong.
 
-All of it follows from the metrics alone. A resumed run reads those of the steps before it, so it decides as before.
+It uses metrics only. A resumed run reads the earlier steps' metrics, so it decides the same way.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NO_GRADIENT = Cause("no gradient", "use a loss that depends on the model's outpu
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a step's metrics say: a phrase for its line, warnings not given before, and the error that ends the run."""
+    """Findings from a step's metrics: a phrase for its line, new warnings, and the error that ends the run."""
 
     phrase: str = ""
     warnings: tuple[str, ...] = ()
@@ -78,12 +78,12 @@ class Learning:
         return tuple(self._warnings)
 
     def go_on(self, earlier: Sequence[Mapping[str, float]]) -> None:
-        """Take note of the steps before a resumed run."""
+        """Take in the steps before a resumed run."""
         for metrics in earlier:
             self.step_ended(metrics)
 
     def step_ended(self, metrics: Mapping[str, float]) -> Findings:
-        """Take note of a step; return what its metrics say.
+        """Take in a step's metrics; return the findings.
 
         A role with a learning rate of 0 is not judged, and a step without a judged role changes no count.
         """
@@ -183,7 +183,7 @@ class Learning:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """The metrics of a call by their last word; None for one that it lacks."""
+    """A call's metrics by the last word of their names; None for a metric that it lacks."""
 
     call: str
     metrics: Mapping[str, float]
@@ -193,7 +193,7 @@ class Values:
 
 
 def is_idle(call: Call, metrics: Mapping[str, float]) -> bool | None:
-    """Whether a train_step had no gradient in any update; None if it did not run, or at a learning rate of 0."""
+    """Whether no update of a train_step had a gradient; None if it did not run, or ran at a learning rate of 0."""
     of = Values(call.name, metrics)
     if not any(name.startswith(f"{call.name}.") for name in metrics) or of["learning_rate"] == 0:
         return None
@@ -202,12 +202,12 @@ def is_idle(call: Call, metrics: Mapping[str, float]) -> bool | None:
 
 
 def length_of(call: Call) -> str:
-    """Return the settings that bound a generate's answers, as you would write them."""
+    """Return the settings that limit the length of a generate call's answers, as you would write them."""
     return call.setting("max_new_tokens") if call.play is None else "play.max_tokens or play.max_turns"
 
 
 def calls_before(graph: DataflowGraph, name: str) -> set[str]:
-    """Return the calls whose rows a call reads, directly or through others."""
+    """Return the calls that a call depends on through rows, directly or through others."""
     found: set[str] = set()
     left = [name]
     while left:
@@ -218,13 +218,13 @@ def calls_before(graph: DataflowGraph, name: str) -> set[str]:
 
 
 def largest(metrics: Mapping[str, float], word: str) -> tuple[str, float]:
-    """Return the largest metric with this last word, and its name; 0 without any."""
+    """Return the largest metric with this last word, and its name; 0 if no metric has it."""
     found = [(name, value) for name, value in metrics.items() if name.rpartition(".")[2] == word]
     return max(found, key=lambda each: each[1], default=("", 0.0))
 
 
 def per_token(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return `kl_per_token` of each call with a KL: its own, or the KL of a response divided by `response_tokens`.
+    """Return `kl_per_token` of each call with a KL: its own, or a response's KL divided by `response_tokens`.
 
     >>> per_token({"rewards.kl": 6.0, "rewards.response_tokens": 12.0, "other.kl": 1.0})
     {'rewards.kl_per_token': 0.5}

@@ -1,4 +1,4 @@
-"""The ledger of a run's steps: the nodes that each step in flight has left, and the steps that have ended."""
+"""The ledger of a run's steps: each step's remaining nodes, and the steps that have ended."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from prefect_rlhf.tasks.running.journal import STEPS_KEPT
 
 @dataclass(frozen=True, slots=True)
 class EndedSteps:
-    """Steps that have ended, in order; `oldest` is the first step that has not.
+    """Steps that have ended, in order; `oldest` is the first step that has not ended.
 
-    Steps in `again` had ended before: the checkpoint of a stopping run may follow the end of its step.
+    Steps in `again` had ended before, because a stopping run may write a checkpoint after its last step has ended.
     """
 
     steps: tuple[int, ...]
@@ -23,7 +23,7 @@ class EndedSteps:
 
 
 class StepLedger:
-    """Counts the nodes of the steps in flight that have not ended, except nodes that run behind their step.
+    """Counts each step's unfinished nodes, except nodes that may run during later steps.
 
     It is not thread-safe: GraphRunner calls it with its lock held. `last_step` is set by a request to stop.
     """
@@ -34,12 +34,12 @@ class StepLedger:
         self._ended: deque[int] = deque(maxlen=STEPS_KEPT)  # the latest
 
     def hand_out(self, nodes: Iterable[Node]) -> None:
-        """Count the nodes of a group; nodes after `last_step` are void and do not count."""
+        """Count a group's nodes; nodes after `last_step` are void and do not count."""
         within = (node for node in nodes if self.last_step is None or node.step <= self.last_step)
         self._left.update(node.step for node in within if node.kind not in BEHIND)
 
     def stop_after(self, step: int) -> None:
-        """Make `step` the last step: nodes of later steps that were handed out are void, and no later step ends."""
+        """Make `step` the last step: later nodes that were handed out become void, and no later step ends."""
         self.last_step = step
         for later in [later for later in self._left if later > step]:
             del self._left[later]
@@ -50,9 +50,9 @@ class StepLedger:
             self._left[node.step] -= 1
 
     def take_ended(self, first_unfinished: int) -> EndedSteps:
-        """Return the steps before `first_unfinished` without a node left, each once; they were handed out whole.
+        """Return steps before `first_unfinished` that have no nodes left, each once; all their nodes were handed out.
 
-        A step with later nodes to hand out has not ended, even if its nodes so far have.
+        A step with nodes still to be handed out has not ended, even if all its nodes so far have.
         """
         steps = tuple(step for step in sorted(self._left) if not self._left[step] and step < first_unfinished)
         again = frozenset(steps).intersection(self._ended)

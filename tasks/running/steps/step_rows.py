@@ -1,4 +1,4 @@
-"""The rows of the steps in flight: their numbers and lengths, their ranks, and when ranks may free them.
+"""The rows of the steps in flight: their numbers, lengths and ranks, and when ranks may free them.
 
 Values that do not depend on the step are computed once per run.
 """
@@ -27,7 +27,7 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 
 class StepRows:
-    """Rows by step. Thread-safe. Devices are devices of the plan, ranks are ranks of the gang."""
+    """Rows by step. Thread-safe. Devices are the plan's devices, ranks are the gang's ranks."""
 
     def __init__(self, run: TrainingRun) -> None:
         self.run = run
@@ -41,11 +41,11 @@ class StepRows:
 
     @cached_property
     def by_row_set(self) -> Mapping[str, tuple[PlacedCall, ...]]:
-        """Return each call's placement on each of its row sets, by the call's name."""
+        """Return each call's placement on each of its row sets, by call name."""
         return {call.name: placed_by_row_set(self._graph, self._plan, call.name) for call in self._graph}
 
     def row_ids(self, call: Call, step: int) -> tuple[int, ...]:
-        """Return the dataset's row number of each of the call's rows at `step`.
+        """Return the dataset's row number for each of the call's rows at `step`.
 
         An evaluation call always uses the dataset's first items; other calls use the next items of the seeded order.
         """
@@ -64,14 +64,15 @@ class StepRows:
         return self._told.get(step, {})
 
     def lengths_for(self, call: Call, step: int) -> tuple[int, ...] | None:
-        """Return the number of tokens of each row number of the call, if a generate call reported them, else None.
+        """Return the length of each of the call's rows in tokens, by row number; None if no generate call has reported
+        them.
 
-        Rows in parts that were not generated yet have 0.
+        Rows in parts that were not generated yet have length 0.
         """
         return self.told(step)[call.rows.numbered.name] if knows_lengths(self._graph, call) else None
 
     def generated(self, work: Generate, step: int, reports: Mapping[int, RankReport]) -> None:
-        """Record the lengths of the rows that a generate call made, or a part of it."""
+        """Record the row lengths that a generate call, or a part of it, reported."""
         call = work.call
         lengths = list(self.told(step).get(call.name, (0,) * call.num_rows))
         for device, need in self.by_row_set[call.name][0].needs().items():
@@ -81,7 +82,7 @@ class StepRows:
         self._note(call, step, tuple(lengths))
 
     def chosen(self, call: Call, step: int, reports: Mapping[int, RankReport]) -> None:
-        """Record the numbers of the rows that a call chose."""
+        """Record which rows a call chose."""
         self._note(call, step, next(iter(reports.values())).chosen_rows)
 
     def _note(self, call: Call, step: int, told: tuple[int, ...]) -> None:
@@ -89,16 +90,17 @@ class StepRows:
             self._told.setdefault(step, {})[call.name] = told
 
     def transfers(self, work: Transfer, step: int) -> tuple[RowTransfer, ...]:
-        """Return the rows that a transfer moves, given the reported lengths and choices; the result may be empty."""
+        """Return the rows that a transfer moves, given the reported lengths and choices; possibly empty."""
         moves = row_transfers(self._graph, self._plan, work.call.name, work.moves, self.told(step), work.part)
         rank = self.run.rank
         return tuple(RowTransfer(rank(m.source), rank(m.target), m.producer, m.keys, m.rows) for m in moves)
 
     def take_frees(self, node: Node) -> dict[int, tuple[RowKey, ...]]:
-        """Return the rows that each rank frees after `node`: rows that no other node of the step will use on that rank.
+        """Return the rows that each rank frees after `node`, because no other node of the step will use them on that
+        rank.
 
-        It must be called when the node's commands are built. Nodes on a device run one after another in an order that
-        the graph does not fix; the last node to get its commands is the last user of the rows.
+        Call it when the node's commands are built. Nodes on a device run one after another in an order that the graph
+        does not fix, so the last node to get its commands is the rows' last user.
         """
         frees: dict[int, tuple[RowKey, ...]] = {}
         with self._lock:
@@ -112,14 +114,14 @@ class StepRows:
         return frees
 
     def begin(self, node: Node) -> None:
-        """Record the weight versions of a node before its followers request them."""
+        """Record a node's weight versions before its followers request them."""
         if node.call is not None:
             self.versions(node)
 
     def versions(self, node: Node) -> Mapping[str, int]:
         """Return the weight version of each role that contributed to a node's rows, including the node's own role.
 
-        It must be called for the node's inputs first.
+        Call it for the node's inputs first.
         """
         with self._lock:
             of_step = self._versions.setdefault(node.step, {})

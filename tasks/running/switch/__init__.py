@@ -1,1 +1,1 @@
-"""A run's switches between its plans: those planned or asked for, and the task run that switches the ranks."""
+"""A run's switches between plans: planned or requested, and the task run that switches the ranks."""

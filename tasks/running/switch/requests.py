@@ -1,4 +1,4 @@
-"""The switches of a run between its steps: planned before it starts, or asked for while it runs."""
+"""A run's switches between steps: planned before it starts, or requested while it runs."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from prefect_rlhf.placement.plans.switch import PlanAt
 
 
 class Switches:
-    """The switches of a run: those planned before it starts, and a switch that a check asks for while it runs."""
+    """A run's switches: those planned before it starts, and a switch that a check requests while it runs."""
 
     def __init__(self, planned: Iterable[PlanAt] = (), *, may_ask: bool = False) -> None:
         """With `may_ask`, the plans of a run are not all known when it starts."""
@@ -18,12 +18,12 @@ class Switches:
 
     @property
     def plans(self) -> tuple[ExecutionPlan, ...]:
-        """The plans of the planned switches."""
+        """The plans to which switches are planned."""
         return tuple(switch.plan for switch in self._planned)
 
     @property
     def engines(self) -> set[EngineKind]:
-        """The engines of the planned switches."""
+        """The engines that the planned switches need."""
         return {placement.engine for plan in self.plans for _, placement in plan.placements}
 
     @property
@@ -33,15 +33,15 @@ class Switches:
 
     @property
     def asked(self) -> ExecutionPlan | None:
-        """The plan to switch to as soon as the steps in flight permit it."""
+        """The plan to switch to as soon as the steps in flight allow it."""
         return self._asked
 
     def ask(self, plan: ExecutionPlan | None) -> None:
-        """Ask for a switch to a plan, from any thread; None takes the request back."""
+        """Request a switch to a plan, from any thread; None withdraws the request."""
         self._asked = plan
 
     def take(self, step: int) -> PlanAt:
-        """Return the switch before `step`, where the run has left its plan: it is due now."""
+        """Return the switch before `step`, which is due now: the run has finished its steps under the current plan."""
         if self._asked is not None:
             plan, self._asked = self._asked, None
             return PlanAt(step, plan)

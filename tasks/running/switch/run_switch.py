@@ -1,4 +1,4 @@
-"""The switch of a run from plan to plan between two steps: a task run of its own, on all ranks."""
+"""Switches a run to another plan between two steps: a task run of its own, on all ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from prefect_rlhf.tasks.server.failures import failed_task_run
 
 
 class Builder(Protocol):
-    """The receiver of a report for each model that is built, and for each switch."""
+    """Is told about each model that is built, and about each switch."""
 
     def built(self, instance: ModelInstance, outcome: NodeOutcome) -> None: ...
 
@@ -37,7 +37,7 @@ class Builder(Protocol):
 
 
 def switch_to(switch: PlanAt, before: Dispatcher, journal: Journal, audience: Builder, stop: StopRequest) -> Dispatcher:
-    """Switch the ranks to the next plan of a run whose steps so far have ended; return the dispatcher of that plan.
+    """Switch the ranks to the run's next plan, after all steps so far have ended; return that plan's dispatcher.
 
     A request to stop waits for the end of the switch, with its reports. Raises the switch's error.
     """

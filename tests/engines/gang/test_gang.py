@@ -1,6 +1,7 @@
 """The gang: what a call gives, and that no trouble of a rank hangs the controller or leaves a process behind."""
 
 import fcntl
+import gc
 import logging
 import os
 import pickle
@@ -77,6 +78,9 @@ class Probe:
 
     def threads(self):
         return torch.get_num_threads()
+
+    def collector(self):
+        return gc.isenabled(), gc.get_freeze_count()
 
     def main_module(self):
         return getattr(sys.modules["__main__"], "__file__", None)
@@ -282,6 +286,11 @@ def test_ranks_do_not_import_the_controllers_main_module(shared):
     assert all(
         str(main).endswith("engines/gang/processes/fork_server.py") for main in call(shared, Probe.main_module).values()
     )
+
+
+def test_a_rank_collects_garbage_but_never_what_was_imported(shared):
+    for enabled, frozen in call(shared, Probe.collector).values():
+        assert enabled and frozen > 100_000
 
 
 def test_calls_on_disjoint_ranks_overlap(shared, tmp_path):

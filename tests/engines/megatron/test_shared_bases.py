@@ -36,3 +36,26 @@ def test_a_base_of_three_roles_is_held_once(world, folder, layout, order):
         trained = found.bytes_of_own
         needed = found.bytes_of_one + 2 * trained  # the weights and their gradients; moments come with the first step
         assert needed <= found.device_bytes <= needed + (64 << 10)
+
+
+@pytest.mark.parametrize(
+    ("layout", "order", "base_dtype"),
+    combinations(
+        LAYOUTS,
+        ORDERS,
+        (None, "nf4"),
+        briefly=[("tp2", "reference first", None), ("pp2", "actor first", "nf4")],
+    ),
+)
+def test_a_base_of_three_roles_is_held_once_after_a_resume(world, folder, layout, order, base_dtype, tmp_path):
+    """And after the optimizer was away. The checkpoint has the adapters alone, and every weight is what it was."""
+    case = Case(folder, base_dtype=base_dtype, **LAYOUTS[layout])
+    saved = world.run(case.ranks, shared_bases.save, case, ORDERS[order], tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} <= {"actor.adapter", "critic.adapter", "critic.scalar_head"}
+    lent = world.run(case.ranks, shared_bases.lend, case, ORDERS[order])
+    resumed = world.run(case.ranks, shared_bases.resume, case, ORDERS[order], tmp_path)
+    for digests, fresh, (found, before, after, num_bytes) in zip(saved, lent, resumed, strict=True):
+        assert before == after == dict.fromkeys(ORDERS[order], True)
+        assert found == digests
+        moments = 2 * fresh.bytes_of_own
+        assert fresh.device_bytes <= num_bytes <= fresh.device_bytes + moments + (64 << 10)

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from prefect_rlhf.engines.weights import nf4
 from prefect_rlhf.placement.models.weights import Parameter, four_bits_of
 from tests.data.make_nf4 import FILE, SHAPES
+from tests.device import DEVICE
 
 
 @pytest.fixture(scope="module")
@@ -18,12 +19,13 @@ def of_bitsandbytes():
     return load_file(Path(FILE))
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("what", SHAPES)
 def test_it_is_bitsandbytes_bit_for_bit(of_bitsandbytes, what, dtype):
     """Codes, scales, the scales' scales, their mean, and the numbers that these stand for."""
     theirs = {
-        name.removeprefix(f"{what} {dtype} "): tensor
+        name.removeprefix(f"{what} {dtype} "): tensor.to(DEVICE)
         for name, tensor in of_bitsandbytes.items()
         if name.startswith(f"{what} {dtype} ")
     }
@@ -46,7 +48,7 @@ def parts_of_a_matrix(draw):
 
 @given(parts_of_a_matrix())
 def test_a_part_has_the_numbers_of_the_whole(case):
-    """Whatever rows and blocks a rank holds, it dequantises what the whole matrix has there."""
+    """Whatever rows and blocks a rank holds, it dequantises what the whole matrix has there, and quantises no more."""
     matrix, (rows, blocks) = case
     made = nf4.quantize(matrix)
     columns = slice(64 * blocks.start, 64 * blocks.stop)
@@ -56,6 +58,10 @@ def test_a_part_has_the_numbers_of_the_whole(case):
     scales = nf4.scales_of(made.absmax[rows, blocks], made.nested_absmax, first, matrix.shape[1])
     nf4.write_numbers(part, pairs, scales)
     assert torch.equal(part, nf4.dequantize(made, torch.float32)[rows, columns])
+    alone = nf4.quantize(matrix, part=(rows, blocks))
+    assert torch.equal(alone.pairs, made.pairs[rows, 32 * blocks.start : 32 * blocks.stop])
+    assert torch.equal(alone.absmax, made.absmax[rows, blocks])
+    assert torch.equal(alone.nested_absmax, made.nested_absmax)
     stated = four_bits_of(Parameter("q_proj.weight", tuple(matrix.shape)))
     assert [tuple(each.shape) for each in made] == [one.shape for one in stated]
 
@@ -78,3 +84,18 @@ def test_the_numbers_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
     again = nf4.quantize(matrix)
     assert all(torch.equal(one, other) for one, other in zip(whole, again, strict=True))
     assert torch.equal(nf4.dequantize(again, torch.bfloat16), numbers)
+
+
+def test_the_numbers_do_not_depend_on_the_number_of_threads():
+    """With more ranks each has fewer threads, and these add up the scales of a large matrix in another order."""
+    torch.manual_seed(0)
+    matrix = torch.randn(512, 64 * 66) * torch.rand(512, 1)
+    before, found = torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 3, 5):
+            torch.set_num_threads(number)
+            found.append(nf4.quantize(matrix))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(*each) for each in zip(found[0], other, strict=True))

@@ -157,11 +157,13 @@ def test_a_rank_asks_although_its_libraries_may_not(hub, tiny, monkeypatch):
         model_folder("acme/other", "actor.path")
 
 
-def test_of_an_adapter_its_two_files_are_downloaded(hub):
-    files = dict.fromkeys(("adapter_config.json", "adapter_model.safetensors", "README.md", "optimizer.pt"), b"x")
-    hub.add("acme/sft", files)
+@pytest.mark.parametrize("own", [[], ["scalar_head.safetensors"]])
+def test_of_an_adapter_its_files_alone_are_downloaded(hub, own):
+    """A scalar head beside that of a language model is a file of ours, which peft does not write."""
+    needed = ["adapter_config.json", "adapter_model.safetensors", *own]
+    hub.add("acme/sft", dict.fromkeys((*needed, "README.md", "optimizer.pt"), b"x"))
     folder = model_folder("acme/sft", "actor.adapter.path", "adapter")
-    assert {file.name for file in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    assert {file.name for file in folder.iterdir()} == set(needed)
     hub.add("acme/tiny-base", {"config.json": b"{}"})
     with pytest.raises(InvalidInput, match="an adapter .LoRA. with adapter_config.json, which is not among its files"):
         model_folder("acme/tiny-base", "actor.adapter.path", "adapter")

@@ -52,7 +52,7 @@ def test_a_reward_that_fails_on_a_made_up_response_is_a_warning_before_the_run(w
     assert calls == 8
 
 
-def test_a_right_reward_passes_in_silence(warned):
+def test_a_correct_reward_passes_silently(warned):
     assert warned("return 1.0") == ([], 8)
 
 

@@ -1,7 +1,7 @@
 """Savings: a plan that does not fit gets the fewest that suffice, and never another value of a stated word."""
 
-from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import pytest
@@ -30,17 +30,17 @@ def problem(name: str) -> tuple[DataflowGraph, ExecutionPlan]:
     return graph, preset("flattening", graph, large, large.whole, LONGEST, "cpu")
 
 
-def completed() -> Iterator[tuple[DataflowGraph, ExecutionPlan, ExecutionPlan]]:
+@cache
+def completed() -> list[tuple[DataflowGraph, ExecutionPlan, ExecutionPlan]]:
     """Each problem on each size of device: graph, plan without savings, and the plan with the fewest that fit."""
+    answers = []
     for name, mebibytes in product(GRAPHS, SIZES):
         graph, plan = problem(name)
         before = replace(plan, cluster=ClusterShape("small", 1, 1, mebibytes << 20))
         found = Savings(graph, longest_rows(graph, LONGEST), "cpu").least(before)
         if found is not None:
-            yield graph, before, found
-
-
-COMPLETED = list(completed())
+            answers.append((graph, before, found))
+    return answers
 
 
 def fits(graph: DataflowGraph, plan: ExecutionPlan) -> bool:
@@ -53,20 +53,20 @@ def words(placed: Placement) -> tuple[object, ...]:
 
 
 def test_the_problems_cover_each_kind_of_saving():
-    placed = [placement for _, _, found in COMPLETED for _, placement in found.placements]
+    placed = [placement for _, _, found in completed() for _, placement in found.placements]
     assert any(each.micro_batches > 1 for each in placed)
     assert any(each.recompute for each in placed)
     assert any(each.offload != "none" for each in placed)
-    assert any(found == before for _, before, found in COMPLETED)
+    assert any(found == before for _, before, found in completed())
 
 
 def test_every_answer_is_legal_and_fits_by_its_certificate():
-    for graph, _, found in COMPLETED:
+    for graph, _, found in completed():
         assert fits(graph, check_plan(found, graph, found.cluster.whole))
 
 
 def test_plans_that_share_their_nodes_are_certified_as_they_are():
-    for graph, before, found in COMPLETED:
+    for graph, before, found in completed():
         workload = longest_rows(graph, LONGEST)
         savings = Savings(graph, workload, "cpu")
         for plan in (*savings.all_of(before), found):
@@ -76,7 +76,7 @@ def test_plans_that_share_their_nodes_are_certified_as_they_are():
 @pytest.mark.all
 def test_no_smaller_numbers_of_micro_batches_fit():
     """By trying all of them: every vector of divisors that is nowhere larger, and somewhere smaller."""
-    for graph, _, found in COMPLETED:
+    for graph, _, found in completed():
         calls = [call for call in graph if found[call.name].micro_batches > 1]
         chosen = [found[call.name].micro_batches for call in calls]
         for numbers in product(*(range(1, number + 1) for number in chosen)):
@@ -90,7 +90,7 @@ def test_no_smaller_numbers_of_micro_batches_fit():
 
 
 def test_other_savings_come_only_where_micro_batches_are_not_enough():
-    for graph, before, found in COMPLETED:
+    for graph, before, found in completed():
         cut = before
         for call in graph:
             if before[call.name].engine == "megatron":
@@ -103,7 +103,7 @@ def test_other_savings_come_only_where_micro_batches_are_not_enough():
 def test_a_cache_is_as_large_as_other_savings_allow():
     """A small cache loses most seconds: with the next size, even copies that return to host memory do not make room."""
     small = 0
-    for graph, before, found in COMPLETED:
+    for graph, before, found in completed():
         for calls in instances(graph, found).values():
             if (size := found[calls[0].name].cache_gib) is None or before[calls[0].name].cache_gib is not None:
                 continue
@@ -118,7 +118,7 @@ def test_a_cache_is_as_large_as_other_savings_allow():
 
 def test_no_single_saving_can_be_taken_back():
     """Neither a call's recomputation, by one layer, nor a copy's offload."""
-    for graph, _, found in COMPLETED:
+    for graph, _, found in completed():
         for call in graph:
             if layers := found[call.name].recompute:
                 fewer = {"all": 3}.get(layers, layers) - (layers != "all")

@@ -43,14 +43,14 @@ def recorded(run_dir, *values, name=METRIC):
         (True, [0.0, math.nan, 1.0], 4),
     ],
 )
-def test_the_best_is_the_earliest_of_the_best_values_after_the_start(tmp_path, highest, values, step):
+def test_best_is_the_first_of_equal_best_values_excluding_the_start(tmp_path, highest, values, step):
     best = BestModel(METRIC, highest)
     assert best.best(recorded(tmp_path / "run", *values)).step == step
     assert best.spared(tmp_path / "run") == folder_of(tmp_path / "run", step)
     assert best.enough(tmp_path / "run") is None, "without a patience it goes on"
 
 
-def test_no_evaluation_yet_is_no_best(tmp_path):
+def test_without_evaluations_there_is_no_best(tmp_path):
     assert BestModel(METRIC, patience=1).best(tmp_path) is None
     assert BestModel(METRIC, patience=1).enough(recorded(tmp_path / "run", 5.0)) is None
 
@@ -63,7 +63,7 @@ def test_patience_counts_evaluations_since_the_best(tmp_path):
     assert best.enough(recorded(tmp_path / "run", 0.0, 3.0, 1.0, 4.0)) is None
 
 
-def test_a_line_that_is_being_written_is_not_read(tmp_path):
+def test_an_incomplete_line_is_not_read(tmp_path):
     run_dir = recorded(tmp_path / "run", 0.0, 3.0)
     with (run_dir / EVALUATIONS).open("a") as file:
         file.write('{"step": 4, "record_ev')
@@ -88,7 +88,7 @@ def test_an_evaluation_without_a_score_is_not_the_best_and_counts_for_patience(t
 
 
 @pytest.mark.parametrize("places", [(0,), (0, 1)])
-def test_evaluations_without_a_score_at_first_stop_no_run(tmp_path, places):
+def test_first_evaluations_without_scores_do_not_stop_a_run(tmp_path, places):
     best = BestModel(METRIC, patience=1)
     run_dir = without_score(recorded(tmp_path / "run", 0.0, 3.0), *places)
     assert best.best(run_dir) == (Evaluation(2, 3.0) if places == (0,) else None)
@@ -103,7 +103,7 @@ def test_evaluations_of_other_calls_do_not_count(tmp_path):
     assert BestModel(METRIC, patience=1).enough(run_dir) is None
 
 
-def test_a_metric_that_is_not_evaluated_is_refused_with_those_that_are(tmp_path):
+def test_an_unevaluated_metric_is_refused_with_a_list_of_evaluated_metrics(tmp_path):
     run_dir = recorded(tmp_path / "run", 0.0, name="record_evaluation.response_tokens")
     with pytest.raises(InvalidInput, match="expected an evaluated metric: record_evaluation.response_tokens"):
         BestModel(METRIC).best(run_dir)
@@ -123,7 +123,7 @@ def test_a_best_model_is_exported_with_the_tokenizer_of_its_own_folder(tmp_path)
     assert have_same_files(tmp_path / "judge", tmp_path / "best", "judge.path")
 
 
-def test_a_best_model_with_an_adapter_is_the_adapter_of_its_checkpoint(tmp_path):
+def test_a_best_model_with_an_adapter_is_its_checkpoints_adapter(tmp_path):
     judge = make_model(tmp_path / "judge")
     spec = replace(read_model_spec("judge", judge, "lm", dtype="float32"), adapter=AdapterSpec(4, 8.0, ("o_proj",)))
     values = [torch.full(one.shape, float(place)) for place, one in enumerate(trained_parameters(spec))]
@@ -138,7 +138,7 @@ def test_a_best_model_with_an_adapter_is_the_adapter_of_its_checkpoint(tmp_path)
             assert torch.equal(tensors.read(one.name, tuple((0, size) for size in one.shape)), whole)
 
 
-def test_the_best_checkpoint_stays_and_goes_with_a_run_that_goes_on(tmp_path):
+def test_the_best_checkpoint_is_kept_and_carried_into_a_resumed_run(tmp_path):
     run_dir, later = recorded(tmp_path / "run", 0.0, 3.0, 1.0, 1.0), recorded(tmp_path / "later", 0.0, 3.0, 1.0, 1.0)
     for step in (2, 4, 6):
         folder_of(run_dir, step).mkdir(parents=True)
@@ -150,7 +150,7 @@ def test_the_best_checkpoint_stays_and_goes_with_a_run_that_goes_on(tmp_path):
     assert [path.name for path in (later / "checkpoints").iterdir()] == ["step-000002"]
 
 
-def test_an_evaluation_whose_rows_all_lack_a_score_is_no_candidate_and_does_not_end_the_run(tmp_path):
+def test_an_evaluation_without_any_score_is_no_candidate_and_does_not_end_the_run(tmp_path):
     """Its metric of scores is absent; a metric that is not of scores counts nevertheless."""
     scored = {"record_evaluation.unscored": 0.0, "record_evaluation.response_tokens": 5.0}
     lines = [{METRIC: -1.0, **scored}, {METRIC: -2.0, **scored}, {**scored, "record_evaluation.unscored": 1.0}]

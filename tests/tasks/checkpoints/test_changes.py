@@ -65,7 +65,7 @@ def other_value(flow, algo, name):
 
 
 @pytest.mark.parametrize("algorithm", FLOWS)
-def test_every_number_of_every_algorithm_may_change_unless_it_decides_rows_calls_or_a_first_state(algorithm):
+def test_every_number_may_change_unless_it_decides_rows_calls_or_an_initial_state(algorithm):
     """Each is changed alone. What does not fit alone, such as `decay_steps` of a constant rate, is passed over."""
     flow = FLOWS[algorithm]
     algo = inspect.signature(flow.algorithm.body).parameters["algo"].default
@@ -90,7 +90,7 @@ def test_every_number_of_every_algorithm_may_change_unless_it_decides_rows_calls
     assert tried >= 10
 
 
-def test_the_schedule_of_a_rate_may_change_and_no_other_word():
+def test_a_rates_schedule_may_change_but_no_other_word():
     """Nor the betas: the moments of the checkpoint are means under its own."""
     before, now = PPO(), PPO(actor_optimizer=Optimizer(lr=2e-5, head_lr=1e-3, schedule="linear", decay_steps=9))
     names = ["algo.actor_optimizer.schedule", "algo.actor_optimizer.decay_steps"]
@@ -114,7 +114,7 @@ def test_a_fixed_coefficient_may_change():
     assert len(resumed(ppo, before, now).changes(["algo.kl.coefficient"])[0]) == 1
 
 
-def test_what_differs_without_being_named_is_refused_as_the_person_wrote_it():
+def test_an_unnamed_difference_is_refused_as_the_user_wrote_it():
     """With the option that permits it, if it may change."""
     says = r"^algo\.clip: got 0\.1, expected 0\.2, as in the checkpoint step-000004; to change it from here on, "
     with pytest.raises(InvalidInput, match=says + r"add -p resume_changes=algo\.clip,algo\.gamma$"):
@@ -139,7 +139,7 @@ def test_what_differs_without_being_named_is_refused_as_the_person_wrote_it():
         ("seed", r"resume_changes: got 'seed', expected a number among .*, such as algo.actor_optimizer.lr"),
     ],
 )
-def test_a_name_that_permits_nothing_is_refused(name, says):
+def test_a_named_parameter_that_may_not_change_is_refused(name, says):
     with pytest.raises(InvalidInput) as error:
         resumed(ppo, PPO(), PPO(clip=0.1)).changes(["algo.clip", name])
     assert re.match(says, str(error.value)), error.value
@@ -155,7 +155,7 @@ def test_a_checkpoint_without_parameters_is_refused_with_the_reason():
     assert old.changes([]) == ((), run.identity_of(run.arguments))
 
 
-def test_a_change_of_an_earlier_resume_needs_no_name_and_may_have_it():
+def test_an_earlier_resumes_change_may_be_named_but_need_not():
     """So the same command may be given again, and a retry goes on."""
     done = Change(2, "algo.clip", 0.2, 0.1)
     run = resumed(ppo, PPO(clip=0.1), PPO(clip=0.1), changes=(done,))
@@ -166,7 +166,7 @@ def test_a_change_of_an_earlier_resume_needs_no_name_and_may_have_it():
         resumed(ppo, PPO(clip=0.1), PPO(), changes=(done,)).changes([])
 
 
-def test_numbers_that_fit_only_together_change_together():
+def test_numbers_that_only_fit_together_can_change_together():
     before, now = (GRPO(overlong=Overlong(buffer=size, penalty=size / 4)) for size in (4, 8))
     names = ["algo.overlong.buffer", "algo.overlong.penalty"]
     changes, identity = resumed(grpo, before, now).changes(names)
@@ -175,7 +175,7 @@ def test_numbers_that_fit_only_together_change_together():
         resumed(grpo, before, now).changes(names[:1])
 
 
-def test_a_lineage_has_no_play_and_no_path_of_a_model():
+def test_a_lineage_leaves_out_plays_and_model_paths():
     """Arguments of a play may be secrets, and paths may differ."""
     play = Play(function="mine:play", max_tokens=8, arguments={"key": "sekrit"})
     assert parameters_of({"actor": {"path": "models/a", "head": "lm"}, "play": play, "n": (1, 2)}) == {

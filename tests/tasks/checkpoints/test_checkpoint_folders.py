@@ -45,7 +45,7 @@ def run_dir(written, tmp_path):
     return tmp_path / "run"
 
 
-def test_latest_is_what_was_finished_last_of_all_runs(written, tmp_path):
+def test_latest_is_the_newest_finished_checkpoint_of_all_runs(written, tmp_path):
     """Not what has the most steps; `latest` the link is no run."""
     for name, step, at in (("amber", 8, 100), ("brown", 2, 300), ("cyan", 4, 200)):
         folder = shutil.copytree(written, folder_of(tmp_path / name, step))
@@ -57,7 +57,7 @@ def test_latest_is_what_was_finished_last_of_all_runs(written, tmp_path):
     assert newest_checkpoint(tmp_path).folder == folder_of(tmp_path / "cyan", 4)
 
 
-def test_a_damaged_old_run_is_not_in_the_way_of_latest(run_dir, tmp_path):
+def test_a_damaged_old_run_does_not_hinder_latest(run_dir, tmp_path):
     broken = folder_of(tmp_path / "old", 9)
     shutil.copytree(folder_of(run_dir, 2), broken)
     (broken / "checkpoint.json").write_text("{")
@@ -65,7 +65,7 @@ def test_a_damaged_old_run_is_not_in_the_way_of_latest(run_dir, tmp_path):
     assert newest_checkpoint(tmp_path).folder == folder_of(run_dir, 2)
 
 
-def test_a_run_stands_for_its_newest_checkpoint_and_a_checkpoint_for_itself(run_dir, tmp_path):
+def test_a_run_folder_means_its_newest_checkpoint(run_dir, tmp_path):
     newest = shutil.copytree(folder_of(run_dir, 2), folder_of(run_dir, 10))
     assert checkpoint_in(run_dir).folder == newest
     assert checkpoint_in(folder_of(run_dir, 2)).folder == folder_of(run_dir, 2)
@@ -84,7 +84,7 @@ def test_a_run_stands_for_its_newest_checkpoint_and_a_checkpoint_for_itself(run_
         ),
     ],
 )
-def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path, named, says):
+def test_a_folder_without_a_checkpoint_is_refused_in_one_line(tmp_path, named, says):
     """A folder whose writing was cut short is none, whatever is in it."""
     write_shards(augmented(), tmp_path / "empty", 4)
     (tmp_path / "file").touch()
@@ -118,7 +118,7 @@ def tampered(file, old, new):
         ),
     ],
 )
-def test_a_checkpoint_that_is_not_what_was_written_is_refused_when_it_is_found(run_dir, tmp_path, damage, says):
+def test_a_changed_checkpoint_is_refused_when_it_is_found(run_dir, tmp_path, damage, says):
     damage(folder_of(run_dir, 2))
     with pytest.raises(InvalidInput, match=says) as error:
         checkpoint_in(run_dir)
@@ -132,7 +132,7 @@ def test_a_checkpoint_that_is_not_what_was_written_is_refused_when_it_is_found(r
         ({"format": FORMAT + 1, "written_by": "prefect-rlhf 9.1"}, "prefect-rlhf 9.1"),
     ],
 )
-def test_a_checkpoint_of_another_format_is_refused_in_one_line_that_says_what_to_do(run_dir, tmp_path, header, author):
+def test_a_checkpoint_in_another_format_is_refused_with_a_remedy(run_dir, tmp_path, header, author):
     """The first format had no number; what its manifest holds is not looked at."""
     manifest = folder_of(run_dir, 2) / "checkpoint.json"
     stored = json.loads(manifest.read_text())
@@ -146,7 +146,7 @@ def test_a_checkpoint_of_another_format_is_refused_in_one_line_that_says_what_to
     )
 
 
-def test_the_identity_of_a_run_knows_operations_by_their_names():
+def test_a_runs_identity_has_operations_by_name():
     """Not by the modules that define them, which may move."""
     identity = run_identity(augmented().graph, 1, None)
     assert identity["calls"]["advantages"]["operation"] == {"name": "check_columns", "settings": {}}
@@ -159,7 +159,7 @@ def test_a_checkpoint_that_lacks_a_parameter_is_never_finished(run_dir):
     assert checkpoints.newest_finished(run_dir) == folder_of(run_dir, 2)
 
 
-def test_a_full_disk_while_finishing_leaves_the_checkpoint_before(run_dir, monkeypatch):
+def test_a_full_disk_while_finishing_keeps_the_previous_checkpoint(run_dir, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -170,7 +170,7 @@ def test_a_full_disk_while_finishing_leaves_the_checkpoint_before(run_dir, monke
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_the_newest_are_kept(run_dir, number):
+def test_the_newest_checkpoints_are_kept(run_dir, number):
     for step in (4, 6):
         shutil.copytree(folder_of(run_dir, 2), folder_of(run_dir, step))
     keep_newest(run_dir, number)
@@ -178,7 +178,7 @@ def test_the_newest_are_kept(run_dir, number):
     assert kept == ["step-000002", "step-000004", "step-000006"][-number:]
 
 
-def test_an_end_while_throwing_away_leaves_no_half_checkpoint(run_dir, monkeypatch):
+def test_a_kill_while_deleting_leaves_no_partial_checkpoint(run_dir, monkeypatch):
     """By any name that something reads."""
     shutil.copytree(folder_of(run_dir, 2), folder_of(run_dir, 4))
 
@@ -193,7 +193,7 @@ def test_an_end_while_throwing_away_leaves_no_half_checkpoint(run_dir, monkeypat
 
 
 @pytest.mark.parametrize(("staleness", "accepted"), [(0, True), (1, False)])
-def test_with_staleness_a_checkpoint_interval_is_part_of_the_problem(tmp_path, staleness, accepted):
+def test_with_staleness_the_checkpoint_interval_is_part_of_the_identity(tmp_path, staleness, accepted):
     """Checkpoints then decide which weights are read."""
     write_checkpoint(augmented(staleness), tmp_path / "run", 4, every=2)
     found, graph = newest_checkpoint(tmp_path), augmented(staleness).graph
@@ -205,7 +205,7 @@ def test_with_staleness_a_checkpoint_interval_is_part_of_the_problem(tmp_path, s
             check_resumable(found, graph, run_identity(graph, 1, 3), 9, has_ended=True)
 
 
-def test_what_is_small_is_plain_json(written):
+def test_a_manifest_is_plain_json(written):
     content = json.loads((written / "checkpoint.json").read_text())
     assert content["manifest"]["step"] == 2 and content["manifest"]["fingerprints"].keys() >= {
         "actor.trunk",

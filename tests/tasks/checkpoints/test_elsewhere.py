@@ -41,7 +41,7 @@ def write(run_dir, step):
     return folder
 
 
-def test_latest_is_the_newest_finished_one_at_the_store_whatever_this_machine_has(runs, tmp_path):
+def test_latest_is_the_stores_newest_checkpoint_whatever_this_machine_has(runs, tmp_path):
     write(runs / "amber", 2)
     write(runs / "amber", 4)
     half = write(runs / "amber", 6)
@@ -84,7 +84,7 @@ def written_by_another_process(run_dir):
     [newest_checkpoint, lambda runs: checkpoint_in(runs / "amber")],
     ids=["latest", "the run's folder"],
 )
-def test_a_live_run_keeps_its_checkpoint_and_record_that_the_store_does_not_have_yet(runs, find):
+def test_a_live_run_keeps_files_that_the_store_lacks(runs, find):
     """Between the rename of a checkpoint and the upload of its manifest another run asks what there is."""
     write(runs / "amber", 2)
     (runs / "amber" / "metrics.jsonl").write_text("step 1\n")
@@ -99,7 +99,7 @@ def test_a_live_run_keeps_its_checkpoint_and_record_that_the_store_does_not_have
     assert find(runs).step == 2, "its process was killed: the store says what there is"
 
 
-def test_a_second_process_of_a_run_does_not_write_its_folder(runs, monkeypatch):
+def test_a_runs_second_process_does_not_write_its_folder(runs, monkeypatch):
     monkeypatch.setattr("prefect_rlhf.files.storage.live.WAIT_SECONDS", 0.2)
     with written_by_another_process(runs / "amber"):
         with (
@@ -122,7 +122,7 @@ def test_a_folder_without_a_finished_checkpoint_is_refused_with_its_remote_path(
         checkpoint_in(local_path("s3://bucket/runs/amber", "resume_from"))
 
 
-def test_what_is_too_old_goes_at_the_store_too_and_what_was_never_finished_as_well(runs):
+def test_old_and_unfinished_checkpoints_are_deleted_at_the_store_too(runs):
     for step in (2, 4, 6):
         write(runs / "amber", step)
     keep_newest(runs / "amber", 1)

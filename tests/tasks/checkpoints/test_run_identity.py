@@ -55,14 +55,14 @@ def written_without(identity, path):
         "calls.actor_train_step.terms.check_policy_columns.operation.settings.actor_optimizer.warmup_steps",
     ],
 )
-def test_a_field_that_came_later_changes_nothing_at_its_default(path):
+def test_a_new_field_at_its_default_changes_no_identity(path):
     """Of shapes, datasets, calls and settings, at any depth."""
     now = graph()
     saved = written_without(run_identity(now, 1, None), path)
     assert first_difference(with_defaults(saved, now), run_identity(now, 1, None)) is None
 
 
-def test_the_trial_of_a_reward_before_a_run_is_not_part_of_it():
+def test_trying_a_reward_before_a_run_is_not_part_of_its_identity():
     """A run may resume with another `try_first`, and one that an earlier version saved without it."""
 
     def scored(**function):
@@ -90,7 +90,7 @@ def test_the_trial_of_a_reward_before_a_run_is_not_part_of_it():
         ),
     ],
 )
-def test_a_field_that_came_later_is_named_where_it_is_used(path, now):
+def test_a_new_field_that_is_used_is_named_as_a_difference(path, now):
     saved = written_without(run_identity(now, 1, None), path)
     assert first_difference(with_defaults(saved, now), run_identity(now, 1, None))[0] == path
 
@@ -103,7 +103,7 @@ def test_a_field_that_came_later_is_named_where_it_is_used(path, now):
         "calls.actor_train_step.terms.check_policy_columns.operation.settings.gone",
     ],
 )
-def test_a_field_that_is_no_more_is_a_difference(path):
+def test_a_removed_field_counts_as_a_difference(path):
     now = graph()
     saved = run_identity(now, 1, None)
     *places, field = path.split(".")
@@ -111,7 +111,7 @@ def test_a_field_that_is_no_more_is_a_difference(path):
     assert first_difference(with_defaults(saved, now), run_identity(now, 1, None)) == (path, 7, None)
 
 
-def test_the_stated_length_of_made_rows_is_no_part_of_a_run():
+def test_the_stated_length_of_computed_rows_is_not_part_of_the_identity():
     """A run that ended because a row was too long goes on with a larger one."""
     before, after = (
         replace(graph(), calls=tuple(replace(call, row_limit=RowLimit(longest=most)) for call in graph()))
@@ -141,7 +141,7 @@ def playing(env=None, cwd=None, args=("--key", "sekrit"), url=None, **changed):
         {"deadline_seconds": 9.0, "play_seconds": 99.0, "retries": 3, "most_failed": 0.5},
     ],
 )
-def test_where_a_play_runs_what_it_expects_and_when_it_fails_are_no_part_of_a_run(changed):
+def test_a_plays_processes_expectations_and_limits_are_not_part_of_the_identity(changed):
     assert run_identity(playing(**changed), 1, None) == run_identity(playing(), 1, None)
 
 
@@ -164,7 +164,7 @@ def test_a_play_may_resume_from_another_folder(tmp_path, monkeypatch):
         ({"args": ["--key", "hidden"]}, "arguments.servers.notes.args"),
     ],
 )
-def test_another_setting_of_a_play_is_named_by_its_path_without_values_of_variables(changed, place):
+def test_a_plays_changed_setting_is_named_without_variables_values(changed, place):
     saved, now = run_identity(playing(), 1, None), playing(**changed)
     difference = first_difference(with_defaults(saved, now), run_identity(now, 1, None))
     assert difference[0] == f"calls.actor_generate.play.settings.{place}"
@@ -187,14 +187,14 @@ def test_another_setting_of_a_play_is_named_by_its_path_without_values_of_variab
         ),
     ],
 )
-def test_an_address_or_an_argument_of_a_play_is_compared_without_its_value(changed, other, place):
+def test_a_plays_addresses_and_arguments_are_compared_without_showing_them(changed, other, place):
     saved, now = run_identity(playing(**changed), 1, None), playing(**other)
     difference = first_difference(with_defaults(saved, now), run_identity(now, 1, None))
     assert difference[0] == f"calls.actor_generate.play.settings.arguments.{place}"
     assert "sekrit" not in f"{saved}" and "example" not in f"{saved}{difference}" and "hidden" not in f"{difference}"
 
 
-def test_a_setting_of_a_play_that_came_later_changes_nothing_at_its_default():
+def test_a_plays_new_setting_at_its_default_changes_no_identity():
     """Nor does filling it in show a server's variables."""
     now = playing()
     saved = written_without(run_identity(now, 1, None), "calls.actor_generate.play.settings.together")

@@ -68,7 +68,7 @@ FORMS = {
 
 @pytest.mark.parametrize("case", FORMS)
 @pytest.mark.parametrize("stored", ["json lines", "parquet", "saved"])
-def test_what_is_learnt_of_a_row(tmp_path, tokenizer, case, stored):
+def test_a_rows_mask_marks_the_tokens_that_are_learnt(tmp_path, tokenizer, case, stored):
     row, whole, trained = FORMS[case]
     columns = {name: [value] for name, value in row.items()}
     path = {
@@ -105,7 +105,7 @@ turns = st.lists(st.tuples(st.sampled_from(["user", "assistant"]), words), min_s
 
 
 @given(turns)
-def test_whatever_the_chat_the_words_of_its_answers_are_learnt_and_no_others(tokenizer, chat):
+def test_in_every_chat_exactly_the_answers_words_are_learnt(tokenizer, chat):
     messages = [{"role": "user", "content": "what"}, *({"role": role, "content": text} for role, text in chat)]
     row = masked_tokens(load_tokenizer(tokenizer), chat_pieces(load_tokenizer(tokenizer), messages, "here"))
     answers = [word for role, text in chat if role == "assistant" for word in text.split()]
@@ -124,7 +124,7 @@ def test_whatever_the_chat_the_words_of_its_answers_are_learnt_and_no_others(tok
     ],
     ids=["missing", "forgetful", "another heading", "refuses"],
 )
-def test_a_template_that_does_not_keep_what_it_wrote_is_refused(tmp_path, tmp_path_factory, template, chat, says):
+def test_a_template_that_changes_earlier_text_is_refused(tmp_path, tmp_path_factory, template, chat, says):
     """With row and message."""
     tokenizer = with_template(tmp_path_factory, template)
     rows = {"messages": TWO_TURNS[:2]}, {"messages": chat}
@@ -161,14 +161,14 @@ def test_rows_that_cannot_be_learnt_are_refused_in_one_line(tmp_path, tokenizer,
     assert "\n" not in str(refused.value)
 
 
-def test_a_form_that_is_named_is_read_beside_others(tmp_path, tokenizer):
+def test_a_stated_format_is_read_even_beside_others(tmp_path, tokenizer):
     path = json_lines(tmp_path / "c.jsonl", {"messages": TWO_TURNS, "text": "it is"})
     source = ChatDataset("chats", path, tokenizer, split_column=None, form="text")
     source.check(max_tokens=9)
     assert next(learnt(source)) == "<s> it is </s>"
 
 
-def test_rated_answers_have_a_label_beside_their_tokens(tmp_path, tokenizer):
+def test_rated_answers_have_tokens_and_a_label(tmp_path, tokenizer):
     """Whichever way yes and no are written."""
     rows = [{"prompt": "it is", "completion": text, "label": label} for text, label in (("good", True), ("bad", False))]
     path = json_lines(tmp_path / "a.jsonl", *rows)

@@ -118,7 +118,7 @@ BAD_PAIRS = {
 
 
 @pytest.mark.parametrize("case", BAD_PAIRS)
-def test_a_pair_that_cannot_be_meant_is_refused_in_one_line(tmp_path, tokenizer, case):
+def test_an_impossible_pair_is_refused_in_one_line(tmp_path, tokenizer, case):
     row, says = BAD_PAIRS[case]
     source = PreferenceDataset("pairs", json_lines(tmp_path / "p.jsonl", row), tokenizer, split_column=None)
     with pytest.raises(InvalidInput, match=says) as refused:
@@ -143,7 +143,7 @@ def test_an_answered_chat_is_refused_or_stripped_as_asked(tmp_path, tokenizer):
     assert source.read_column("prompt", [0]) == [ANSWERED]
 
 
-def test_nothing_is_left_of_a_chat_that_is_all_answers(tmp_path, tokenizer):
+def test_a_chat_of_only_answers_becomes_empty(tmp_path, tokenizer):
     path = parquet(tmp_path / "p.parquet", prompt=[[say("a film")]])
     source = PromptDataset("prompts", path, tokenizer, split_column=None, last_answer="strip")
     with pytest.raises(InvalidInput, match=r"^prompts row 0: got \[\], expected a prompt that is not empty"):

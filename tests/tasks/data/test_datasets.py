@@ -20,7 +20,7 @@ def write(path, **columns):
     return str(path)
 
 
-def test_plain_prompts_become_tokens_in_the_order_asked_for(tmp_path, tokenizer):
+def test_plain_prompts_become_tokens_in_the_requested_order(tmp_path, tokenizer):
     path = write(tmp_path / "p.parquet", prompt=["a film", "good", "bad film"], split=["train", "test", "train"])
     source = PromptDataset("prompts", path, tokenizer)
     source.check(max_tokens=3)
@@ -59,7 +59,7 @@ def test_a_pair_is_two_rows_chosen_first(tmp_path, tokenizer):
     assert rows["prompt_length"] == [3, 3]
 
 
-def test_without_a_prompt_the_first_token_counts_as_one(tmp_path, tokenizer):
+def test_without_a_prompt_the_first_token_counts_as_prompt(tmp_path, tokenizer):
     """Nothing precedes it, so no model says how likely it is."""
     path = write(tmp_path / "p.parquet", chosen=["good"], rejected=["bad"])
     source = PreferenceDataset("pairs", path, tokenizer, split_column=None, prompt_column=None)
@@ -75,7 +75,7 @@ def test_answers_end_in_a_chat_or_on_request(tmp_path, tokenizer, settings, end)
     assert (source.read([0])["tokens"][0][-1] == ids("</s>")[0]) is end
 
 
-def test_a_source_crosses_processes_as_its_settings_alone(tmp_path, tokenizer):
+def test_a_source_is_pickled_as_its_settings(tmp_path, tokenizer):
     path = write(tmp_path / "p.parquet", prompt=["a film"] * 1000)
     source = PromptDataset("prompts", path, tokenizer, split_column=None)
     before = len(pickle.dumps(source))

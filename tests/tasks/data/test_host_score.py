@@ -63,7 +63,7 @@ def score(rollout, tmp_path):
     return run
 
 
-def test_a_score_is_the_weighted_sum_of_those_that_apply(score):
+def test_a_score_is_the_weighted_sum_of_functions_that_apply(score):
     made = score("number", "for_odd_ones")
     assert made.columns["scores"].tolist() == [0, 202, 4, 206]
     assert made.columns["for_odd_ones"].isnan().tolist() == [True, False, True, False]
@@ -71,7 +71,7 @@ def test_a_score_is_the_weighted_sum_of_those_that_apply(score):
     assert made.metrics["unscored"] == 0 and score("for_odd_ones").metrics["unscored"] == 0.5
 
 
-def test_a_prompt_that_an_earlier_call_made_is_the_text_that_the_model_read(rollout):
+def test_a_computed_prompt_reaches_functions_as_the_models_text(rollout):
     """Whatever the dataset's column of prompts is called."""
 
     class Asked(Numbers):
@@ -89,7 +89,7 @@ def test_a_prompt_that_an_earlier_call_made_is_the_text_that_the_model_read(roll
     }
 
 
-def test_a_row_on_which_one_function_failed_has_no_score_unless_it_has_a_value_for_that(score):
+def test_a_row_with_a_failed_function_has_no_score_without_a_failed_value(score):
     made = score("number", "fails_on_two", most_failed=0.5)
     assert [math.isnan(value) for value in made.columns["scores"]] == [False, False, True, False]
     assert made.metrics["failed"] == 0.25
@@ -98,14 +98,14 @@ def test_a_row_on_which_one_function_failed_has_no_score_unless_it_has_a_value_f
 
 
 @pytest.mark.parametrize(("failed_value", "expected"), [(None, math.nan), (-1.0, -1.0)])
-def test_a_row_whose_weighted_sum_is_beyond_the_bound_of_scores_fails(score, failed_value, expected):
+def test_a_row_with_a_sum_beyond_the_bound_fails(score, failed_value, expected):
     """Each reward is within it, and 2 * 6e8 is not, though float32 holds it."""
     made = score("number", "huge", most_failed=0.5, failed_value=failed_value)
     assert made.columns["scores"].tolist() == pytest.approx([0, 6e8 + 2, expected, expected], nan_ok=True)
     assert made.metrics["failed"] == 0.5
 
 
-def test_too_many_sums_beyond_the_bound_end_the_run_with_the_terms_of_a_row(score):
+def test_too_many_sums_beyond_the_bound_end_the_run_and_show_a_rows_terms(score):
     with pytest.raises(HostFunctionFailed) as caught:
         score("number", "huge", weight=1e6, call="reward_evaluation")
     said = str(caught.value)
@@ -122,7 +122,7 @@ def test_a_failure_names_its_own_call(score):
         score("fails_on_two", call="reward_evaluation")
 
 
-def test_a_value_of_failed_rows_that_weights_carry_beyond_the_bound_is_refused():
+def test_a_failed_value_beyond_the_bound_when_weighted_is_refused():
     heavy = {"exact": RewardFunction(function="mine:exact", weight=-1e6)}
     assert HostRewards(functions=heavy, failed_value=-1000).failed_value == -1000
     with pytest.raises(InvalidInput, match="failed_value: got 1001, expected at most 1000 in size, since a weight"):

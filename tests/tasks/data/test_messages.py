@@ -72,7 +72,7 @@ CALLS = {
 
 @pytest.mark.parametrize("case", CALLS)
 @pytest.mark.parametrize("family", ["strict", "qwen"])
-def test_calls_without_text_are_learnt_as_the_template_writes_them(tmp_path, request, family, case):
+def test_calls_without_text_are_learnt_as_the_template_renders_them(tmp_path, request, family, case):
     folder = request.getfixturevalue(family)
     chat = [ask("1 + 1"), CALLS[case], {"role": "tool", "content": ""}, say("2")]
     path = json_lines(tmp_path / "c.jsonl", {"messages": chat})
@@ -96,7 +96,7 @@ def test_a_template_that_needs_text_gets_arguments_as_text(tmp_path):
     assert text_of(source) == 'user:1|assistant:add {"a": 1}|'
 
 
-def test_calls_that_the_template_does_not_write_are_said(tmp_path):
+def test_calls_that_the_template_leaves_out_are_logged(tmp_path):
     folder = of_bytes(tmp_path / "model", "{% for m in messages %}{{ m.role }}:{{ m.content + '' }}|{% endfor %}")
     rows = {"messages": [ask("1"), say("2")]}, {"messages": [ask("1"), CALLS["null"], say("2")]}
     source = ChatDataset("chats", json_lines(tmp_path / "c.jsonl", *rows), folder, split_column=None)
@@ -144,7 +144,7 @@ def test_a_column_of_tools_is_shown_to_the_template(tmp_path, strict, kind, case
         (STRICT, [1], r"chats row 0 tools: got \[1\], expected tool schemas"),
     ],
 )
-def test_tools_that_are_not_shown_are_refused_in_one_line(tmp_path, template, tools, says):
+def test_tools_that_the_template_does_not_show_are_refused_in_one_line(tmp_path, template, tools, says):
     path = json_lines(tmp_path / "c.jsonl", {"messages": [ask("1"), say("2")], "tools": tools})
     source = ChatDataset("chats", path, of_bytes(tmp_path / "model", template), split_column=None)
     with pytest.raises(InvalidInput, match=says) as refused:
@@ -152,14 +152,14 @@ def test_tools_that_are_not_shown_are_refused_in_one_line(tmp_path, template, to
     assert "\n" not in str(refused.value)
 
 
-def test_a_column_of_tools_that_is_named_needs_a_template(tmp_path, strict):
+def test_a_stated_column_of_tools_needs_a_template(tmp_path, strict):
     path = json_lines(tmp_path / "p.jsonl", {"prompt": "1 + 1", "schemas": [TOOL]})
     source = PromptDataset("prompts", path, strict, split_column=None, tools_column="schemas")
     with pytest.raises(InvalidInput, match=r"^prompts.tools_column: 'schemas' is not used: the rows do not go through"):
         source.check(max_tokens=4096)
 
 
-def test_tools_without_a_template_are_said(tmp_path, strict):
+def test_tools_without_a_template_are_logged(tmp_path, strict):
     path = json_lines(tmp_path / "p.jsonl", {"prompt": "1 + 1", "tools": "a hammer"})
     source = PromptDataset("prompts", path, strict, split_column=None)
     source.check(max_tokens=4096)
@@ -184,7 +184,7 @@ def test_content_in_parts_is_joined(tmp_path, strict, form):
     assert text_of(source, "prompt_tokens") == "user:what is 1 + 1|assistant:"
 
 
-def test_a_template_that_takes_parts_gets_them(tmp_path):
+def test_a_template_that_accepts_parts_gets_them(tmp_path):
     each = "{% for p in m.content %}{{ p.text | trim }}{% endfor %}"
     takes = "{% if m.content is string %}{{ m.content }}{% else %}" + each + "{% endif %}"
     folder = of_bytes(tmp_path / "model", "{% for m in messages %}" + takes + "{% endfor %}")
@@ -207,7 +207,7 @@ def test_a_part_that_is_an_image_is_refused_in_one_line(tmp_path, strict, make, 
     assert "\n" not in str(refused.value)
 
 
-def test_keys_that_parquet_makes_none_are_left_out(tmp_path, strict):
+def test_keys_with_parquets_none_are_left_out(tmp_path, strict):
     """In messages, in the arguments of calls, and in schemas."""
     function = {"name": "add", "arguments": {"a": 1, "b": None}}
     calls = [{"function": function}, {"function": {"name": "add", "arguments": {"a": None, "b": 2}}}]
@@ -220,7 +220,7 @@ def test_keys_that_parquet_makes_none_are_left_out(tmp_path, strict):
     assert text_of(source, row=1) == 'user:1|assistant:add {"b": 2}|'
 
 
-def test_a_null_that_a_person_wrote_in_json_stays(tmp_path, strict):
+def test_a_null_written_in_json_is_kept(tmp_path, strict):
     chat = [ask("1"), call({"a": None}, content="")]
     source = ChatDataset("chats", json_lines(tmp_path / "c.jsonl", {"messages": chat}), strict, split_column=None)
     assert text_of(source) == 'user:1|assistant:add {"a": null}|'
@@ -294,7 +294,7 @@ def test_variables_without_effect_are_refused(tmp_path, strict, prompt, kwargs, 
         source.check(max_tokens=4096)
 
 
-def test_chats_of_datasets_with_content_of_two_types_are_read(tmp_path, strict):
+def test_chats_with_content_of_two_types_are_read(tmp_path, strict):
     """Content that Arrow keeps as JSON: text in one message, parts in another."""
     content = pa.ExtensionArray.from_storage(pa.json_(), pa.array(['"1"', '[{"type": "text", "text": "2"}]']))
     turns = pa.StructArray.from_arrays([pa.array(["user", "user"]), content], ["role", "content"])

@@ -25,7 +25,7 @@ def of(body, **folders):
     )
 
 
-def test_a_judge_with_other_ids_has_a_tokenizer_of_its_own(tmp_path):
+def test_a_judge_with_other_token_ids_keeps_its_own_tokenizer(tmp_path):
     actor = save_small_tokenizer(tmp_path / "actor")
     judge = save_bpe_tokenizer(tmp_path / "judge", ["what is it"])
     found = of(judged, actor=actor, judge=judge)
@@ -33,14 +33,14 @@ def test_a_judge_with_other_ids_has_a_tokenizer_of_its_own(tmp_path):
     assert (found.of_rows("actor_generate"), found.of_rows("verdict")) == (actor, judge)
 
 
-def test_equal_tokenizers_in_two_folders_count_as_one_and_each_role_keeps_its_template(tmp_path):
+def test_equal_tokenizers_in_two_folders_count_as_one_but_templates_differ(tmp_path):
     actor, judge = save_small_tokenizer(tmp_path / "actor"), save_small_tokenizer(tmp_path / "judge", template=None)
     found = of(judged, actor=actor, judge=judge)
     assert found.alike == {"actor": "actor", "judge": "actor"}
     assert found.folders == {"actor": actor, "judge": judge}
 
 
-def test_a_role_without_a_tokenizer_has_that_of_the_role_whose_rows_it_reads(tmp_path):
+def test_a_role_without_a_tokenizer_uses_the_tokenizer_of_the_rows_it_reads(tmp_path):
     """As the check before a run assumes, and its warning says."""
 
     def two_policies(prompts, actor, judge):
@@ -54,7 +54,7 @@ def test_a_role_without_a_tokenizer_has_that_of_the_role_whose_rows_it_reads(tmp
     assert of(judged, actor=actor, judge=str(bare)).of_rows("verdict") == str(bare), "which nothing can decode"
 
 
-def test_the_text_of_ids_is_compared_and_ids_that_one_lacks_do_not_matter(tmp_path):
+def test_tokenizers_agree_if_all_shared_ids_have_the_same_text(tmp_path):
     small, copy = save_small_tokenizer(tmp_path / "small"), tmp_path / "copy"
     shutil.copytree(small, copy)
     text = (copy / "tokenizer.json").read_text()

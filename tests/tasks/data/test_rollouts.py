@@ -43,7 +43,7 @@ def rollout(context):
     return Batch(ROLLOUT, written_by=context.tokenizer)
 
 
-def test_a_steps_rollouts_are_a_parquet_file(context, rollout):
+def test_each_steps_rollouts_are_a_parquet_file(context, rollout):
     """Their weight version is that of the role which generated them, whatever its name."""
     record_rollouts.function(rollout, SCORES, ADVANTAGES, Settings(), context)
     assert pq.read_table(context.run_dir / "rollouts" / "step-000003.parquet").to_pydict() == {
@@ -60,7 +60,7 @@ def test_a_steps_rollouts_are_a_parquet_file(context, rollout):
     }
 
 
-def test_no_half_written_file_has_the_name_of_a_whole_one(context, rollout, monkeypatch):
+def test_a_partial_file_never_has_its_final_name(context, rollout, monkeypatch):
     """A writer that dies leaves nothing that a reader of *.parquet would open."""
 
     def dies_in_the_middle(table, path):
@@ -86,7 +86,7 @@ def written(run_dir):
     return sorted(str(path.relative_to(run_dir)) for path in run_dir.rglob("*.parquet"))
 
 
-def test_rows_are_decoded_with_the_tokenizer_that_wrote_them_and_no_other(context, rollout, tmp_path):
+def test_rows_are_decoded_only_with_the_tokenizer_that_wrote_them(context, rollout, tmp_path):
     """Another folder with the same ids is as good, and so is any for rows whose tokenizer is not known."""
     text = {"prompt": ["a film", "it is"], "response": ["is good", "bad"]}
     assert text_columns(rollout) == text_columns(rollout, save_small_tokenizer(tmp_path / "same")) == text
@@ -107,7 +107,7 @@ def earlier(context):
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_a_run_that_goes_on_from_another_holds_every_step_once(earlier, tmp_path, monkeypatch, links):
+def test_a_resumed_run_has_every_step_once(earlier, tmp_path, monkeypatch, links):
     """Those until its checkpoint are the earlier run's, also where a file can have no second name."""
     if not links:
         monkeypatch.setattr(os, "link", lambda source, target: (_ for _ in ()).throw(OSError("not supported")))
@@ -122,14 +122,14 @@ def test_a_run_that_goes_on_from_another_holds_every_step_once(earlier, tmp_path
     assert all((later / name).samefile(earlier / name) == links for name in carried)
 
 
-def test_what_a_run_already_has_is_not_replaced(earlier, context):
+def test_a_runs_existing_files_are_not_replaced(earlier, context):
     again = replace(context, run_dir=context.run_dir.with_name("later"), step=1)
     own = write_rows({"reward": [7.0, 7.0]}, "rollouts", again)
     assert carry_over_rollouts(earlier, again.run_dir, last_step=2) == 3
     assert pq.read_table(own)["reward"].to_pylist() == [7.0, 7.0]
 
 
-def test_a_run_that_goes_on_in_its_own_folder_forgets_what_it_will_write_again(earlier):
+def test_a_run_restarted_in_its_folder_removes_steps_that_it_repeats(earlier):
     kept = [
         *("evaluation/step-000000.parquet", "evaluation/step-000002.parquet"),
         *("rollouts/step-000001.parquet", "rollouts/step-000002.parquet"),
@@ -138,7 +138,7 @@ def test_a_run_that_goes_on_in_its_own_folder_forgets_what_it_will_write_again(e
     assert written(earlier) == [*kept, "rollouts/step-mine.parquet"]
 
 
-def test_removing_rows_of_a_later_run_leaves_the_earlier_runs(earlier, tmp_path):
+def test_removing_a_later_runs_rows_keeps_the_earlier_runs_rows(earlier, tmp_path):
     """They may be the same files under two names."""
     before = written(earlier)
     carry_over_rollouts(earlier, tmp_path / "later", last_step=4)

@@ -51,7 +51,7 @@ def shown(written_as="hermes"):
     return ShownTools(json.dumps([get_json_schema(add)]), written_as)
 
 
-def test_prompts_are_rendered_with_the_schemas_of_the_plays_tools(prompts):
+def test_prompts_show_the_schemas_of_the_plays_tools(prompts):
     play = Play(function=f"{TOOLS}:right", signature="tools", tools=[f"{TOOLS}:add"], max_tokens=8)
     tools = shown_by([play, play.model_copy(update={"max_tokens": 9})])
     source, tokenizer = prompts(template(HERMES), tools)
@@ -65,7 +65,7 @@ def test_prompts_are_rendered_with_the_schemas_of_the_plays_tools(prompts):
     assert shown_by([]) is None
 
 
-def test_plays_of_a_flow_have_the_same_tools():
+def test_a_flows_plays_must_have_the_same_tools():
     one = Play(function=f"{TOOLS}:right", signature="tools", tools=[f"{TOOLS}:add"], max_tokens=8)
     other = one.model_copy(update={"tool_format": "llama3"})
     with pytest.raises(InvalidInput, match="play.tools: got '2 plays', expected the same tools in all plays, because"):

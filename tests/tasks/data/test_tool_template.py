@@ -66,7 +66,7 @@ def rows_of(folder, chat):
 @pytest.mark.parametrize(
     "chat", [[ASKED], [SYSTEM, ASKED], [ASKED, GOOD], [SYSTEM, ASKED, GOOD, ASKED], [ASKED, SYSTEM]]
 )
-def test_a_chat_without_tools_is_written_as_smollm2_writes_it(folder, chat, opens):
+def test_a_chat_without_tools_is_rendered_like_smollm2s(folder, chat, opens):
     texts = [written(folder, text, chat, add_generation_prompt=opens) for text in (OF_INIT.read_text(), OF_SMOLLM2)]
     assert texts[0] == texts[1]
 
@@ -81,7 +81,7 @@ def test_a_chat_without_tools_is_written_as_smollm2_writes_it(folder, chat, open
         [ASKED, called({"a": 1}, content="let me see"), FILM, called({"b": 2}), BEST, GOOD, ASKED],
     ],
 )
-def test_tools_calls_and_answers_are_written_as_qwen_2_5_writes_them(folder, chat):
+def test_tools_calls_and_answers_are_rendered_like_qwen_2_5s(folder, chat):
     """But for the system message of a chat that has none, which is that of SmolLM2."""
     ours, of_qwen = (
         written(folder, text, chat, tools=TOOLS, add_generation_prompt=True)
@@ -101,7 +101,7 @@ def test_arguments_may_be_json_text_and_content_may_be_missing(folder):
         assert '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>' in text
 
 
-def test_a_play_with_tools_takes_the_template_and_refuses_the_models_own_with_the_remedy(folder, tmp_path):
+def test_a_play_with_tools_accepts_this_template_and_suggests_it_otherwise(folder, tmp_path):
     rows = tmp_path / "prompts.jsonl"
     rows.write_text(json.dumps({"prompt": [ASKED]}) + "\n")
     shown = ShownTools(json.dumps(TOOLS), "hermes")
@@ -132,7 +132,7 @@ def test_chats_with_a_column_of_tools_are_refused_with_the_remedy(folder, tmp_pa
 
 
 @pytest.mark.parametrize("family", ["tools", "qwen2_5"])
-def test_chats_with_calls_are_learnt_in_the_form_in_which_a_play_reads_them(folder, tmp_path, family):
+def test_chats_with_calls_are_learnt_in_the_form_that_plays_parse(folder, tmp_path, family):
     """Also several calls of a turn, whose answers are one message of the template. Answers of tools are not learnt."""
     chat = [ASKED, called({"a": 1, "b": 2}, {"a": 3, "b": 4}), FILM, BEST, called({"a": 5, "b": 6}), FILM, GOOD]
     source = ChatDataset("chats", rows_of(tmp_path, chat), folder, split_column=None, template=template(family))
@@ -150,7 +150,7 @@ def test_chats_with_calls_are_learnt_in_the_form_in_which_a_play_reads_them(fold
     assert tokenizer.decode(tokens) == whole.removesuffix("\n")
 
 
-def test_the_end_of_an_answer_is_that_of_the_setting(folder):
+def test_the_setting_decides_the_end_of_an_answer(folder):
     """A template without an end leaves it to the tokenizer; the folder's own template has no say."""
     tokenizer = load_tokenizer(folder, OF_INIT.read_text())
     assert str(answer_end(tokenizer)).endswith(", from the chat template")
@@ -174,7 +174,7 @@ def test_the_end_of_an_answer_is_that_of_the_setting(folder):
         (b" " * (1 << 20) + b"x", r"which prefect-rlhf init writes \(.*more than 1048576 bytes"),
     ],
 )
-def test_a_file_that_is_no_template_is_refused_in_one_line(folder, tmp_path, content, says):
+def test_a_file_without_a_template_is_refused_in_one_line(folder, tmp_path, content, says):
     file = tmp_path / "mine.jinja"
     if content is not None:
         file.write_bytes(content)
@@ -183,7 +183,7 @@ def test_a_file_that_is_no_template_is_refused_in_one_line(folder, tmp_path, con
     assert "\n" not in str(refused.value)
 
 
-def test_a_template_that_refuses_a_short_chat_is_taken(folder, tmp_path):
+def test_a_template_that_refuses_a_short_chat_is_accepted(folder, tmp_path):
     """It may want a system message; the rows of the run are rendered later."""
     (tmp_path / "strict.jinja").write_text("{{ raise_exception('a system message comes first') }}")
     assert read_template(str(tmp_path / "strict.jinja"), folder, "actor.chat_template").startswith("{{ raise")

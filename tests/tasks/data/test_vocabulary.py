@@ -32,14 +32,14 @@ def test_names_that_spell_the_same_bytes_agree():
     assert llama.first_difference(gpt) is None
 
 
-def test_names_that_are_equal_and_spell_other_bytes_differ():
+def test_equal_names_with_different_bytes_differ():
     """`\u0120` is a space to one, a letter to the other."""
     _, gpt = bpe(["a", "\u0120film"], byte_level=True)
     _, llama = bpe(["a", "\u0120film"], byte_level=False)
     assert gpt.first_difference(llama) == 1
 
 
-def test_a_byte_has_the_letter_that_the_tokenizers_library_gives_it():
+def test_bytes_have_the_same_letters_as_in_the_tokenizers_library():
     assert set(byte_of_letter()) == set(pre_tokenizers.ByteLevel.alphabet())
     assert sorted(byte_of_letter().values()) == list(range(256))
     letters = {byte: letter for letter, byte in byte_of_letter().items()}
@@ -47,7 +47,7 @@ def test_a_byte_has_the_letter_that_the_tokenizers_library_gives_it():
     assert vocabulary.text(0).decode() == made.decode([0]) == " \u00fc\U0001f600\n"
 
 
-def test_the_lowest_id_that_differs_is_found_and_what_an_embedding_lacks_is_no_token():
+def test_the_lowest_different_id_within_the_embedding_is_found():
     _, one = bpe(["a", "b", "c"], byte_level=False)
     _, other = bpe(["a", "c", "b"], byte_level=False)
     assert one.first_difference(other) == 1
@@ -55,7 +55,7 @@ def test_the_lowest_id_that_differs_is_found_and_what_an_embedding_lacks_is_no_t
     assert (one.first_difference(one.under(3)), one.under(3).text(3)) == (3, None)
 
 
-def test_a_vocabulary_is_read_of_every_kind_of_tokenizer_json(tmp_path):
+def test_a_vocabulary_is_read_from_every_kind_of_tokenizer_json(tmp_path):
     """A list of pieces with scores is Unigram's."""
     words = read_vocabulary(tmp_path / save_small_tokenizer(tmp_path), "ref.path")
     assert [words.text(token).decode() for token in range(len(WORDS))] == WORDS
@@ -83,7 +83,7 @@ def test_a_folder_without_a_tokenizer_has_no_vocabulary(tmp_path):
     assert not have_same_files(tmp_path, tmp_path, "ref.path")
 
 
-def test_tokens_that_the_config_adds_count(tmp_path):
+def test_tokens_added_by_the_config_count(tmp_path):
     """transformers adds those that tokenizer.json lacks."""
     for name in ("one", "other"):
         save_small_tokenizer(tmp_path / name)
@@ -96,7 +96,7 @@ def test_tokens_that_the_config_adds_count(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"model": {}}', b'{"model": {"vocab": 3}}', b"[" * 100_000])
-def test_a_tokenizer_that_does_not_read_is_refused_in_one_line(tmp_path, content):
+def test_an_unreadable_tokenizer_is_refused_in_one_line(tmp_path, content):
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(InvalidInput, match=r"^ref.path: got '.*tokenizer.json', expected a tokenizer that can") as said:
         read_vocabulary(tmp_path, "ref.path")

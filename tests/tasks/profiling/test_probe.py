@@ -19,7 +19,7 @@ def test_a_probe_measures_every_speed(num_devices):
     assert (speeds.link_bytes_per_second is None) == (num_devices == 1)
 
 
-def test_an_engine_that_is_not_asked_for_is_not_timed():
+def test_only_requested_engines_are_timed():
     speeds = probe("cpu", 1, "bfloat16", (), CPU)
     assert speeds.megatron_layer_seconds is None and speeds.vllm_layer_seconds is None
     assert speeds.elementwise_bytes_per_second is None

@@ -32,13 +32,13 @@ def profile(told):
     return measure(SUBJECT, Sizes(2, 16, (1,)), lambda number, total, words: told.append((number, total, words)))
 
 
-def test_every_measurement_is_told_before_it_is_made(profile, told):
+def test_every_measurement_is_announced(profile, told):
     numbers, totals, _ = zip(*told, strict=True)
     assert numbers == tuple(range(1, totals[0] + 1))
     assert set(totals) == {totals[0]}
 
 
-def test_a_profile_says_what_it_was_made_on_and_survives_json(profile):
+def test_a_profile_records_its_machine_and_survives_json(profile):
     assert (profile.shape, profile.num_devices, profile.processor) == (SHAPE, 2, "a processor")
     assert 0 <= profile.busy < 1
     assert Profile.from_json(profile.to_json()) == profile
@@ -55,14 +55,14 @@ def test_a_profile_says_what_it_was_made_on_and_survives_json(profile):
         ),
     ],
 )
-def test_every_call_under_every_strategy_has_a_time(profile, kind, strategy, engine):
+def test_a_profile_times_every_call_under_every_strategy(profile, kind, strategy, engine):
     """Also at sizes beyond those that were timed."""
     times = ProfiledTimes(profile, ModelSizes.of_shape(SHAPE), engine)
     cost = call_cost(CallWork(kind, 8, Workload.fixed(6, 6)), Execution(strategy, 1, 2, engine=engine), times)
     assert 0 < cost.total < 60
 
 
-def test_what_weights_and_links_cost_is_measured(profile):
+def test_weights_and_links_are_measured(profile):
     links = profile.links
     assert min(links.device, links.node, links.host, profile.adam_seconds, profile.written_seconds) > 0
     assert profile.packed_seconds >= 0
@@ -88,13 +88,13 @@ def test_a_part_has_no_more_layers_than_the_model():
         (Sizes(2, 64), "longest: got 64, expected at most 58: the model's context has no room for more"),
     ],
 )
-def test_sizes_that_the_model_has_not_are_refused_before_a_rank_starts(sizes, complaint):
+def test_impossible_sizes_are_refused_before_a_rank_starts(sizes, complaint):
     with pytest.raises(InvalidInput) as error:
         measure(SUBJECT, sizes, lambda *_: pytest.fail("nothing may begin"))
     assert str(error.value) == complaint
 
 
-def test_a_size_that_took_longer_than_a_larger_one_is_looked_at_again():
+def test_a_size_slower_than_a_larger_size_is_timed_again():
     """What only has more rows or only a longer row says nothing about the other."""
     took = {(1, 16): 1.0, (2, 16): 2.4, (4, 16): 1.8, (1, 32): 2.0, (4, 32): 3.0, (8, 16): 2.9}
     timed = {size: PassSeconds(0.0, seconds, 0.0, call=seconds) for size, seconds in took.items()}
@@ -113,7 +113,7 @@ def test_a_profile_keeps_the_rules_of_nccl(tmp_path):
 
 
 @pytest.mark.parametrize(("device", "piece"), [("cpu", "decode"), ("cuda", "decode_graphs")])
-def test_decoding_of_vllm_counts_with_graphs_on_gpus_alone(device, piece):
+def test_vllms_decoding_is_timed_with_graphs_only_on_gpus(device, piece):
     bench = Bench(None, ModelSpec("model", "", "lm", SHAPE), DeviceMesh(0, 1, 0, 1), print, device)
     findings = Findings()
     for engine in ("vllm", "megatron"):

@@ -55,13 +55,13 @@ def test_the_step_compares_steady_states():
     assert (step.predicted_seconds, step.measured_seconds) == (5.0, pytest.approx(6.0))
 
 
-def test_what_was_not_predicted_has_no_ratio():
+def test_nodes_without_a_prediction_have_no_ratio():
     extra = span("held_out", "inference", 2, 1030.0, 1031.0, 1.0)
     row = next(row for row in comparison_rows(compare(PREDICTED, [*spans(), extra])) if row["node"] == "held_out")
     assert (row["predicted s"], row["measured s"], row["ratio"], row["predicted order"]) == ("", "1", "", "")
 
 
-def test_the_table_says_which_node_takes_the_longest_by_either():
+def test_the_table_ranks_nodes_by_predicted_and_by_measured_time():
     rows = {row["node"]: row for row in comparison_rows(compare(PREDICTED, spans()))}
     orders = {node: (row["predicted order"], row["measured order"]) for node, row in rows.items()}
     assert orders == {
@@ -72,18 +72,18 @@ def test_the_table_says_which_node_takes_the_longest_by_either():
     }
 
 
-def test_what_the_controller_adds_is_time_that_neither_work_nor_another_task_run_explains():
+def test_orchestration_is_time_not_explained_by_work_or_other_task_runs():
     """Training begins when inference ends and works 4 of the 4.5 s until its own end."""
     row = next(row for row in compare(PREDICTED, spans()) if row.subject == ORCHESTRATION)
     assert (row.predicted_seconds, row.measured_seconds) == (0.25, pytest.approx(0.5))
 
 
-def test_a_single_step_is_compared_as_it_is():
+def test_a_single_step_is_compared_without_leaving_it_out():
     assert compare(PREDICTED, spans(1))[0].measured_seconds == 3.0
     assert compare(PREDICTED, []) == []
 
 
-def test_the_journal_keeps_what_was_predicted_and_that_nothing_was(tmp_path):
+def test_the_journal_records_predictions_and_their_absence(tmp_path):
     """What no source of times knows is not predicted to take no time; what is written reads back equal."""
     journal = Journal(tmp_path, PREDICTED.worked_seconds)
     known = spans(1)[0]
@@ -95,7 +95,7 @@ def test_the_journal_keeps_what_was_predicted_and_that_nothing_was(tmp_path):
     assert read_spans(tmp_path) == (replace(known, predicted_seconds=2.0), unknown)
 
 
-def test_the_predicted_timeline_shows_what_takes_time():
+def test_the_predicted_timeline_shows_nodes_that_take_time():
     bars = schedule_bars(SCHEDULE, 2)
     assert [(bar.kind, bar.start, bar.end) for bar in bars] == [
         ("inference", 0.0, 2.0),

@@ -30,7 +30,7 @@ def steps(*trained: float, inference: float = 2.0):
         steps(9.0, 3.4, 3.4, 3.4),  # 8%
     ],
 )
-def test_a_run_as_predicted_says_nothing(spans):
+def test_a_run_as_predicted_has_no_deviation(spans):
     assert deviation(PREDICTED, spans) is None
 
 

@@ -38,7 +38,7 @@ def test_an_evaluation_after_the_last_step_ends_its_curve():
     assert history.curves()["rewards.kl"] == [(0, 0.0), (1, 0.5)]
 
 
-def test_an_interval_is_a_band_of_its_metric_and_no_curve():
+def test_an_interval_is_its_metrics_band_and_not_a_curve():
     """Of the reward in training and of named sets; rates, cuts and the KL have curves too."""
     history = History()
     ends = {"grpo_advantages.score_low": 0.1, "grpo_advantages.score_high": 0.4}

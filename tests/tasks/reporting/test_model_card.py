@@ -23,7 +23,7 @@ ACTOR = ModelSpec("actor", "/home/anna/models/smollm2", "lm", SHAPE)
         ("scalar", "text-classification", "AutoModelForSequenceClassification.from_pretrained("),
     ],
 )
-def test_the_hub_reads_what_a_model_is_for_and_what_trained_it(head, task, opens_with):
+def test_the_card_tells_the_hub_the_models_use_and_training(head, task, opens_with):
     card = ModelCard(model_card(replace(ACTOR, head=head), "my: algorithm", 10, "amber-fox"))
     found = card.data.to_dict()
     assert (found["library_name"], found["pipeline_tag"]) == ("transformers", task)
@@ -51,13 +51,13 @@ def test_a_card_names_the_base_model_without_the_folders_above_it():
 @pytest.mark.parametrize(
     "path", ["hf://acme/tiny@main", f"/home/anna/hub/models--acme--tiny/snapshots/{'7ae557604a' * 4}"]
 )
-def test_a_card_names_a_base_model_of_the_hub_as_the_hub_does(path):
+def test_a_card_names_a_base_model_by_its_hub_name(path):
     """So the Hub shows the model below its base."""
     card = ModelCard(model_card(replace(ACTOR, path=path), "grpo", 10, "amber-fox"))
     assert card.data.base_model == "acme/tiny" and "from `acme/tiny` in" in card.text and "anna" not in card.text
     assert "add `license` to" in card.text and "`base_model`" not in card.text
 
 
-def test_a_card_has_no_name_of_a_base_model_that_the_hub_would_refuse():
+def test_a_card_leaves_out_a_base_name_that_the_hub_would_refuse():
     """A folder's path is no name on the Hub: an upload with it ends in an error."""
     assert "base_model" not in ModelCard(model_card(ACTOR, "grpo", 10, "amber-fox")).data.to_dict()

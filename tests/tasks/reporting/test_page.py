@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 
 @pytest.mark.parametrize("lost", ["create_markdown_artifact", "_replace_markdown"])
-def test_a_page_that_a_busy_server_did_not_take_is_shown_with_the_next(monkeypatch, lost):
+def test_a_page_lost_by_a_busy_server_is_replaced_by_the_next(monkeypatch, lost):
     """Also if the next has the same text. A text that the server has costs no request."""
     real, asked = getattr(publish, lost), []
 

@@ -52,7 +52,7 @@ def comments_of(run_dir):
     return [line for line in (run_dir / PARAMETERS).read_text().splitlines() if line.startswith("#")]
 
 
-def test_the_file_has_the_parameters_and_says_what_ran_them(run_dir):
+def test_the_file_has_the_parameters_with_command_and_version(run_dir):
     keep_parameters(run_dir, record(), GIVEN, changed)
     assert read_parameters(run_dir) == GIVEN == yaml.safe_load((run_dir / PARAMETERS).read_text())
     first, about, place, command = comments_of(run_dir)
@@ -62,12 +62,12 @@ def test_the_file_has_the_parameters_and_says_what_ran_them(run_dir):
     assert command == "#   prefect-rlhf run grpo --parameters runs/run/parameters.yaml"
 
 
-def test_an_algorithm_of_a_notebook_has_no_command(run_dir):
+def test_a_notebooks_algorithm_has_no_command(run_dir):
     keep_parameters(run_dir, record(None), GIVEN, changed)
     assert "# the algorithm is defined in a notebook: no command starts it" in comments_of(run_dir)
 
 
-def test_a_run_that_goes_on_keeps_its_file_and_adds_what_changed_meanwhile(run_dir):
+def test_a_restarted_run_keeps_its_file_and_adds_changes(run_dir):
     """The same flow run, started again after a change of defaults."""
     keep_parameters(run_dir, record(), GIVEN, changed)
     before = (run_dir / PARAMETERS).read_text()
@@ -79,7 +79,7 @@ def test_a_run_that_goes_on_keeps_its_file_and_adds_what_changed_meanwhile(run_d
     assert change == "#   algo.optimizer.lr: 1e-05 became 0.0001"
 
 
-def test_a_run_that_continues_another_says_which_and_what_is_different(run_dir, tmp_path):
+def test_a_continued_run_names_the_earlier_run_and_the_differences(run_dir, tmp_path):
     keep_parameters(run_dir, record(), GIVEN, changed)
     other = new_folder(tmp_path / "other")
     keep_parameters(other, record(), GIVEN | {"steps": 4, "seed": 1}, changed, run_dir)
@@ -125,7 +125,7 @@ with recorded(Path(sys.argv[1]), record()):
 """
 
 
-def test_a_run_whose_process_was_killed_is_failed_and_not_running(run_dir):
+def test_a_killed_run_counts_as_failed(run_dir):
     words = [sys.executable, "-c", HOLDS, str(run_dir)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0) as process:
         process.stdout.readline()

@@ -96,7 +96,7 @@ def test_a_run_without_a_comparison_shows_the_last_rollouts(tmp_path, evaluation
     ]
 
 
-def test_a_file_of_an_earlier_version_or_of_an_author_shows_its_prompts(tmp_path):
+def test_a_file_without_user_messages_shows_its_prompts(tmp_path):
     """A prompt that is no chat often differs only at its end."""
     examples = "Question: What is 1 + 1?\nAnswer: 2\n" * 5
     write(tmp_path, "rollouts", 0, [{"prompt": f"{examples}Question: What is 4 + 4?", "response": "8", "score": 0.5}])
@@ -105,7 +105,7 @@ def test_a_file_of_an_earlier_version_or_of_an_author_shows_its_prompts(tmp_path
     assert answer == "    no reward: 8"
 
 
-def test_without_texts_nothing_is_shown(tmp_path):
+def test_without_texts_no_sample_is_shown(tmp_path):
     assert list(sample_lines(tmp_path)) == [] and sample_page(tmp_path) is None
     write(tmp_path, "rollouts", 0, [{"mine": 1.0}])
     assert list(sample_lines(tmp_path)) == [] and sample_page(tmp_path) is None
@@ -114,7 +114,7 @@ def test_without_texts_nothing_is_shown(tmp_path):
 @pytest.mark.parametrize(
     "text", ["x" * 1000, "words " * 10_000, "\x1b[2J\x1b]0;title\x07 and \u202eback", "\u2028 a \t b"]
 )
-def test_a_line_of_a_terminal_is_short_and_sends_it_no_commands(text):
+def test_a_terminal_line_is_short_and_without_control_characters(text):
     line = on_one_line(text)
     assert len(line) <= LONGEST_TEXT and line.isprintable()
 
@@ -159,7 +159,7 @@ EVIL = (
 
 
 @pytest.mark.parametrize("is_play", [False, True])
-def test_no_text_of_a_prompt_an_answer_or_a_tool_is_read_as_markdown(tmp_path, is_play):
+def test_prompts_answers_and_tools_are_never_read_as_markdown(tmp_path, is_play):
     """So none becomes a picture or a link that a browser loads from the network, or ends a table."""
     turns = [{"role": role, "content": EVIL, "words": EVIL} for role in ("prompt", "assistant", "environment", "evil")]
     write(tmp_path, "evaluation", 0, [row(EVIL, EVIL, 1.0, **({"messages": turns} if is_play else {}))])

@@ -14,7 +14,7 @@ PHRASES = ("informative kept no row: nothing learnt", "every answer was cut and 
 
 
 @pytest.mark.parametrize("score", [{}, {"grpo_advantages.score": 0.0}], ids=["absent", "0"])
-def test_a_step_whose_rows_have_no_reward_says_so(score):
+def test_a_step_without_rewards_says_so(score):
     """Whether or not the metric of the scores exists then."""
     step = STEP | {"score.failed": 0.0, "score.seconds": 0.5, "score.unscored": 1.0, "grpo_advantages.unscored": 1.0}
     phrase = "no row has a reward: nothing learnt"
@@ -22,7 +22,7 @@ def test_a_step_whose_rows_have_no_reward_says_so(score):
     assert line == f"step 3 of 12 · 9.8 s · no reward · {phrase} · 1 min left"
 
 
-def test_an_evaluation_without_a_reward_says_so_beside_a_step_with_one():
+def test_an_evaluation_without_rewards_says_so_beside_a_step_with_rewards():
     values = {"rewards.score": 0.5, "rewards.unscored": 0.9, "record.score": 0.0, "record.unscored": 1.0}
     line = StepLines(3, ["record"]).line(STEP | values)
     assert line == "step 3 of 3 · 9.8 s · reward 0.5 · held-out no reward"
@@ -33,7 +33,7 @@ def test_a_reward_of_0_is_a_reward_of_0():
 
 
 @given(st.sampled_from(PHRASES), st.integers(1, 10**6), st.booleans(), st.floats(-1e9, 1e9))
-def test_the_phrase_of_a_step_is_on_its_line_however_many_values_there_are(phrase, num_steps, has_reward, value):
+def test_a_steps_phrase_is_on_its_line_however_many_values_follow(phrase, num_steps, has_reward, value):
     """Values make room for it, and the line stays within a terminal's width."""
     names = [*(["rewards.score"] if has_reward else []), "actor_train.accuracy", "rewards.kl", "record.score"]
     values = dict.fromkeys(names, value)
@@ -42,7 +42,7 @@ def test_the_phrase_of_a_step_is_on_its_line_however_many_values_there_are(phras
     assert ("reward" in line) == has_reward or num_steps > 1000
 
 
-def test_curves_have_no_point_for_a_step_without_a_reward():
+def test_curves_skip_steps_without_a_reward():
     history = History()
     history.add({"step": 0, "rewards.score": 1.0, "rewards.unscored": 0.0, "rewards.kl": 0.1})
     history.add({"step": 1, "rewards.score": 0.0, "rewards.unscored": 1.0, "rewards.kl": 0.2})

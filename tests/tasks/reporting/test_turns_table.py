@@ -25,7 +25,7 @@ def rows(*steps):
     return {row["what"]: (row["expected"], row["measured"]) for row in turn_rows(graph, of_call)}
 
 
-def test_many_tokens_are_a_whole_number_and_little_is_not():
+def test_large_token_counts_are_rounded_and_small_numbers_are_not():
     table = rows({"turns": 2.0, "observed_tokens": 1850.6, "answer_seconds": 0.5}, {"turns": 3.25})
     assert table == {
         "turns of a row": ("2.5", "2.62"),

@@ -70,7 +70,7 @@ def test_gae_by_hand():
 
 @settings(max_examples=examples(50))
 @given(rows=ragged.filter(lambda rows: sum(map(len, rows)) > 2), scale=st.floats(0.5, 8), shift=numbers)
-def test_whitening_forgets_scale_and_shift(rows, scale, shift):
+def test_whitening_removes_scale_and_shift(rows, scale, shift):
     batch = Batch({"x": columns(rows, 0)})
     mask, values = batch.mask("x"), batch["x"].double()
     if masked_variance(values, mask) < 1e-2:
@@ -160,7 +160,7 @@ def test_kl_estimates_agree_with_the_divergence_they_estimate():
 
 
 @pytest.mark.parametrize(("estimator", "gradient"), [(kl_k1, None), (kl_k2, "KL(p, q)"), (kl_k3, "KL(q, p)")])
-def test_what_the_gradient_of_a_kl_estimate_in_a_loss_is_on_average(estimator, gradient):
+def test_a_kl_estimates_mean_gradient_is_as_documented(estimator, gradient):
     """Tokens are drawn from p, whose draw has no gradient: expectations over all tokens."""
     generator = torch.Generator().manual_seed(4)
     p, q = (torch.randn(20, generator=generator).double() for _ in range(2))
@@ -176,7 +176,7 @@ def test_what_the_gradient_of_a_kl_estimate_in_a_loss_is_on_average(estimator, g
 
 
 @given(st.lists(st.lists(numbers, min_size=1, max_size=5), min_size=1, max_size=5))
-def test_running_scores_know_all_scores_so_far(batches):
+def test_running_scores_cover_all_scores_so_far(batches):
     running = RunningScores()
     for batch in batches:
         running = running.with_batch(torch.tensor(batch))
@@ -233,7 +233,7 @@ def test_a_step_without_any_score_has_no_mean_of_scores():
     assert made.metrics == {"advantage_mean": 0.0}
 
 
-def test_a_baseline_that_failed_leaves_its_row_out_of_remax():
+def test_a_failed_baseline_leaves_its_row_out_of_remax():
     rewards = Batch({"rewards": [torch.tensor([-0.5, 2.0]), torch.tensor([1.0])]})
     baselines = Batch({"scores": [torch.tensor(1.0), torch.tensor(math.nan)]})
     made = remax_advantages.function(rewards, baselines, settings=ReMax())

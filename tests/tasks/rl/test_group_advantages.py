@@ -92,7 +92,7 @@ def test_gdpo_by_hand():
 
 @given(seed=seeds, lost=st.sets(st.integers(0, 19), max_size=12), scale=st.sampled_from(["group", "none"]))
 @settings(max_examples=examples(40))
-def test_grpo_and_dr_grpo_are_trls(seed, lost, scale):
+def test_grpo_and_dr_grpo_equal_trls(seed, lost, scale):
     scores, groups, _ = scored(seed)
     scores[list(lost)] = NAN
     made = ours.grpo(scores, groups) if scale == "group" else ours.dr_grpo(scores, groups)
@@ -101,7 +101,7 @@ def test_grpo_and_dr_grpo_are_trls(seed, lost, scale):
 
 @given(seed=seeds, lost=st.sets(st.integers(0, 19), max_size=12), beta=st.sampled_from([0.0, 0.1]))
 @settings(max_examples=examples(40))
-def test_rloo_is_trls(seed, lost, beta):
+def test_rloo_equals_trls(seed, lost, beta):
     scores, groups, generator = scored(seed)
     scores[list(lost)] = NAN
     kl, mask = torch.randn(20, 3, generator=generator).double(), torch.ones(20, 3).double()
@@ -111,7 +111,7 @@ def test_rloo_is_trls(seed, lost, beta):
 
 @given(seed=seeds, lost=st.sets(st.integers(0, 19), max_size=8))
 @settings(max_examples=examples(40))
-def test_gdpo_is_trls(seed, lost):
+def test_gdpo_equals_trls(seed, lost):
     """Some rows without any reward, and one to which the second does not apply."""
     scores, groups, generator = scored(seed)
     rewards = torch.stack([scores, torch.randint(0, 2, (20,), generator=generator).double()])
@@ -123,7 +123,7 @@ def test_gdpo_is_trls(seed, lost):
 
 @given(seed=seeds)
 @settings(max_examples=examples(40))
-def test_ragged_groups_are_verls(seed):
+def test_ragged_groups_equal_verls(seed):
     """verl's scores stand at the last token; its ids are a list. Groups of one, where it differs, are another test."""
     scores, groups, mask, _ = ragged(seed)
     index, rewards = groups.tolist(), torch.zeros_like(mask)
@@ -142,7 +142,7 @@ def test_ragged_groups_are_verls(seed):
 
 @given(seed=seeds, beta=st.sampled_from([0.0, 0.05, 1.0]))
 @settings(max_examples=examples(40))
-def test_reinforce_plus_plus_is_verls(seed, beta):
+def test_reinforce_plus_plus_equals_verls(seed, beta):
     scores, _, mask, generator = ragged(seed)
     old, ref = (torch.randn(mask.shape, generator=generator).double() * mask for _ in range(2))
     at_the_end = mask * (mask.flip(1).cumsum(1).flip(1) == 1)
@@ -185,7 +185,7 @@ def test_the_order_of_rows_does_not_matter(seed, order):
 
 
 @given(st.lists(st.sampled_from([MOST_SCORE, -MOST_SCORE, 0.0, 1.0, NAN]), min_size=8, max_size=8))
-def test_scores_up_to_their_bound_overflow_no_statistic_of_a_group(scores):
+def test_scores_up_to_the_bound_do_not_overflow_group_statistics(scores):
     """Their squares and the sums of these are within float32."""
     rollout, groups = rollout_of([1, 2] * 4, [4, 5] * 4), torch.tensor([4, 5] * 4)
     stats = group_scores(torch.tensor(scores), groups)
@@ -198,7 +198,7 @@ def test_scores_up_to_their_bound_overflow_no_statistic_of_a_group(scores):
 
 
 @given(value=st.floats(-1e6, 1e6), size=st.integers(1, 7))
-def test_a_group_of_equal_scores_or_of_one_has_advantage_zero_exactly(value, size):
+def test_a_group_with_equal_scores_or_one_score_has_advantage_exactly_zero(value, size):
     """Also where rounding would leave a deviation: 3 * 0.1 / 3 is not 0.1."""
     scores, groups = torch.full((size,), value), torch.zeros(size).long()
     for name, function in BY_ROW.items():
@@ -257,7 +257,7 @@ def test_the_share_of_rows_without_an_advantage_is_a_metric():
     assert shaped["zero_deviation"] == 0.5 and shaped["zero_advantage"] == 0
 
 
-def test_the_choice_of_groups_counts_those_that_do_not_differ():
+def test_selecting_groups_counts_groups_with_equal_scores():
     """Metrics of all groups: after the choice, no group with equal scores is left to count."""
     rollout = rollout_of([1] * 6, [4, 4, 5, 5, 6, 6])
     made = informative.function(rollout, scores_of(2, 2, 1, 3, NAN, NAN), settings=GRPO())
@@ -295,7 +295,7 @@ def test_a_step_in_which_every_score_failed_has_finite_advantages(advantage):
     )
 
 
-def test_a_response_that_was_cut_off_and_masked_counts_in_its_groups_mean_alone():
+def test_a_masked_cut_response_counts_only_in_its_groups_mean():
     """Of 3 tokens at most: the second. Scores 1, 0, 5 have mean 2."""
     algo = GRPO(advantage="dr_grpo", overlong=Overlong(mask=True), sampling={"max_new_tokens": 3})
     made = grpo_advantages.function(rollout_of([1, 3, 2], [4, 4, 4]), scores_of(1, 0, 5), settings=algo)
@@ -328,7 +328,7 @@ def test_kl_in_the_reward_is_the_sum_over_a_response():
         grpo_advantages.function(rollout, scores, settings=algo)
 
 
-def test_the_mask_that_rows_bring_says_which_tokens_are_trained():
+def test_the_rows_own_mask_decides_which_tokens_are_trained():
     mask = [torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])]
     made = grpo_advantages.function(
         rollout_of([2, 2], [4, 4], mask=mask), scores_of(1.0, 3.0), settings=GRPO(advantage="dr_grpo")

@@ -60,7 +60,7 @@ def test_greedy_responses_are_trained_at_temperature_one():
         ({"schedule": "inverse_sqrt"}, "'constant', 'linear' or 'cosine'"),
     ],
 )
-def test_a_schedule_that_makes_no_sense_is_refused(settings, says):
+def test_a_contradictory_schedule_is_refused(settings, says):
     with pytest.raises(InvalidInput, match=says):
         Optimizer(**settings)
 
@@ -100,7 +100,7 @@ def test_a_schedule_that_makes_no_sense_is_refused(settings, says):
         ({"kl_coefficient": 0.1}, "kl_coefficient"),
     ],
 )
-def test_settings_of_grpo_that_make_no_sense_are_refused(settings, says):
+def test_contradictory_grpo_settings_are_refused(settings, says):
     with pytest.raises(InvalidInput, match=says):
         GRPO(**settings)
 

@@ -56,7 +56,7 @@ def test_metrics_by_hand():
 @settings(max_examples=examples(30))
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("beyond", ["truncate", "mask"])
-def test_weights_are_trls_and_verls(level, beyond, seed, lowest, highest):
+def test_weights_equal_trls_and_verls(level, beyond, seed, lowest, highest):
     """verl truncates from above alone, and masks (its IcePop) on both sides."""
     generator = torch.Generator().manual_seed(seed)
     mask = (torch.arange(6) < torch.randint(1, 7, (5, 1), generator=generator)).double()
@@ -73,7 +73,7 @@ def test_weights_are_trls_and_verls(level, beyond, seed, lowest, highest):
 
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=20)
-def test_metrics_of_the_mismatch_are_verls(seed):
+def test_mismatch_metrics_equal_verls(seed):
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 7, (5,), generator=generator).tolist()
     generated, trained = ([torch.randn(n, generator=generator).double() for n in lengths] for _ in range(2))
@@ -86,7 +86,7 @@ def test_metrics_of_the_mismatch_are_verls(seed):
     assert metrics["mismatch_chi2"] == pytest.approx(float(expected[1]), abs=1e-6, rel=1e-6)
 
 
-def test_engines_that_agree_leave_everything_as_it_is():
+def test_weights_are_1_if_the_engines_agree():
     rollout = Batch({"logprobs": [torch.tensor([-1.0, -2.0]), torch.tensor([-3.0])]})
     computed = importance_weights.function(rollout, rollout, Importance())
     assert computed.columns["importance"].tolist() == [[1, 1], [1, 0]]

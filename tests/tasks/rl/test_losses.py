@@ -185,7 +185,7 @@ def trl_ppo_losses(batch, logprobs, values, cliprange, cliprange_value):
 
 @given(seed=st.integers(0, 50))
 @settings(max_examples=20)
-def test_ppo_losses_are_trls(seed):
+def test_ppo_losses_equal_trls(seed):
     batch, moved = rows(seed=seed)
     new, values = batch["logprobs"] + moved, batch["values"] + 2 * moved
     policy, value, clipped = trl_ppo_losses(batch, new, values, 0.2, 0.3)

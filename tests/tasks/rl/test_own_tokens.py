@@ -97,7 +97,7 @@ COMPUTATIONS = {
 @pytest.mark.parametrize("name", COMPUTATIONS)
 @settings(max_examples=examples(25))
 @given(masks=masks, seed=st.integers(0, 2**20))
-def test_a_computation_passes_over_tokens_that_are_not_the_models(name, masks, seed):
+def test_a_computation_skips_tokens_that_are_not_the_models(name, masks, seed):
     whole, cut = (COMPUTATIONS[name](Rows(masks, seed, is_cut)) for is_cut in (False, True))
     for metric in cut.metrics.keys() - {"truncated", "response_tokens"}:
         assert whole.metrics[metric] == pytest.approx(cut.metrics[metric], rel=1e-4, abs=1e-5), metric
@@ -115,7 +115,7 @@ def test_a_computation_passes_over_tokens_that_are_not_the_models(name, masks, s
             )
 
 
-def test_the_value_after_a_turn_is_that_of_the_models_next_token():
+def test_after_a_turn_the_next_value_is_the_models_next_tokens():
     """gamma 1, lambda 0: A is r + V' - V. The environment's token, with value 9 and reward 5, counts nowhere."""
     made = gae.function(
         Batch({"rewards": [torch.tensor([0.0, 5.0, 1.0])], "mask": [torch.tensor([1, 0, 1])]}),

@@ -104,7 +104,7 @@ def test_a_row_of_weight_zero_is_as_if_it_were_not_there(name):
 
 @given(seed=seeds, out=st.sets(st.integers(0, 7), max_size=7))
 @settings(max_examples=examples(30))
-def test_means_are_what_they_say(seed, out):
+def test_each_mean_follows_its_definition(seed, out):
     """Row by row and group by group, in plain Python, of a loss that is minus the advantage: the ratio is 1."""
     batch, _, groups = rows(seed, by_row=False, out=out)
     losses = {
@@ -129,7 +129,7 @@ def test_means_are_what_they_say(seed, out):
 
 @given(seed=seeds, by_row=st.booleans(), weighted=st.booleans())
 @settings(max_examples=examples(30))
-def test_losses_are_trls(seed, by_row, weighted):
+def test_policy_losses_equal_trls(seed, by_row, weighted):
     """Value and gradient: grpo, dr_grpo, dapo with clip-higher, cispo; and gspo, where TRL's advantages are a row's."""
     batch, new, _ = rows(seed, by_row=by_row)
     if weighted:
@@ -159,7 +159,7 @@ def test_losses_are_trls(seed, by_row, weighted):
 
 @given(seed=seeds, out=st.sets(st.integers(0, 7), max_size=6))
 @settings(max_examples=examples(30))
-def test_gspo_cispo_and_means_are_verls(seed, out):
+def test_gspo_cispo_and_means_equal_verls(seed, out):
     """With advantages that differ by token, as with KL in the reward, and rows masked altogether."""
     batch, new, _ = rows(seed, by_row=False, out=out)
     mask = batch["mask"] * batch["row_weights"][:, None]
@@ -181,7 +181,7 @@ def test_gspo_cispo_and_means_are_verls(seed, out):
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 @given(seed=seeds)
 @settings(max_examples=10)
-def test_kl_estimates_are_verls(estimator, seed):
+def test_kl_estimates_equal_verls(estimator, seed):
     batch, new, _ = rows(seed)
     expected = verl.kl_penalty_forward(new, batch[REF], estimator)
     made = kl_estimate(new, batch[REF], estimator)
@@ -255,7 +255,7 @@ def test_the_kl_term_by_hand():
         assert float(terms.metrics["kl_per_token"]) == pytest.approx(kl)
 
 
-def test_with_a_coefficient_of_0_the_kl_of_a_reference_is_a_metric_alone():
+def test_with_coefficient_0_the_kl_is_only_a_metric():
     """It adds nothing to the loss, and nothing to its gradient."""
     new, batch = one_row([1.0, 1.0], [0.0, 0.0], **{REF: [-0.5, -0.5]})
     terms, gradient = value_and_gradient(GRPO(kl=WITHOUT_KL), batch, new)
@@ -273,7 +273,7 @@ def test_without_a_kl_term_no_reference_is_read(kl):
         loss_sums(grpo, new, batch, GRPO())
 
 
-def test_importance_weighs_the_policys_part_and_not_the_kls():
+def test_importance_weights_the_policy_term_and_not_the_kl_term():
     new, batch = one_row([1.0, 1.0], [1.0, 1.0], importance=[0.5, 0.0], **{REF: [-0.5, -0.5]})
     terms, _ = value_and_gradient(GRPO(kl=KLTerm(coefficient=1.0, estimator="k2")), batch, new)
     assert float(terms.total) == pytest.approx(-0.25 + 0.125)
@@ -281,14 +281,14 @@ def test_importance_weighs_the_policys_part_and_not_the_kls():
     assert float(terms.total / terms.weight) == pytest.approx(-0.25)
 
 
-def test_a_correction_that_is_asked_for_and_that_nothing_made_is_missed():
+def test_a_requested_correction_without_weights_is_refused():
     new, batch = one_row([1.0], [1.0])
     algo = GRPO(kl=WITHOUT_KL, old_logprobs="recompute", importance=Importance())
     with pytest.raises(NoSuchColumn, match="importance"):
         loss_sums(grpo, new, batch, algo)
 
 
-def test_metrics_tell_how_far_the_policy_is_from_the_old_one():
+def test_metrics_measure_the_distance_from_the_old_policy():
     """Ratio 2 at one of two tokens: k3 of new and old 2 - 1 - log 2."""
     new, batch = one_row([2.0, 1.0], [1.0, 1.0])
     metrics = loss_sums(grpo, new, batch, GRPO(kl=WITHOUT_KL)).metrics
@@ -298,7 +298,7 @@ def test_metrics_tell_how_far_the_policy_is_from_the_old_one():
 
 
 @pytest.mark.parametrize("kind", ["tokens", "rows", "groups", 7.0])
-def test_a_metric_that_is_the_same_everywhere_is_that_under_every_mean(kind):
+def test_a_constant_metric_is_unchanged_by_every_mean(kind):
     """Also where a constant divides the loss: its metrics are means over rows."""
     batch, _, _ = rows(5, out=(2,))
     terms = loss_sums(grpo, batch["logprobs"], batch, GRPO(mean_over=kind, kl=WITHOUT_KL))

@@ -40,7 +40,7 @@ TRLS = {
 @pytest.mark.parametrize("name", TRLS)
 @given(seed=st.integers(0, 50))
 @settings(max_examples=20)
-def test_losses_of_pairs_with_a_reference_are_trls(name, seed):
+def test_pair_losses_with_a_reference_equal_trls(name, seed):
     loss_type, algo = TRLS[name]
     new, batch = made_up(seed)
     gain, mask = ((new - batch[REF]) * batch["mask"]).sum(1), batch["mask"]
@@ -53,7 +53,7 @@ def test_losses_of_pairs_with_a_reference_are_trls(name, seed):
 
 @given(seed=st.integers(0, 50))
 @settings(max_examples=20)
-def test_simpo_is_trls_and_reads_no_reference(seed):
+def test_simpo_equals_trls_and_reads_no_reference(seed):
     new, batch = made_up(seed)
     means = new.sum(1) / batch["mask"].sum(1)
     theirs = trl.simpo_loss(means[0::2], means[1::2], 2.0, 1.0, 0.0)
@@ -63,7 +63,7 @@ def test_simpo_is_trls_and_reads_no_reference(seed):
 
 @given(seed=st.integers(0, 50))
 @settings(max_examples=20)
-def test_kto_is_trls(seed):
+def test_kto_equals_trls(seed):
     """Its point of comparison too, which is the same for all rows of a step."""
     new, batch = made_up(seed)
     other, reference = made_up(seed + 100)[0], made_up(seed + 200)[0]
@@ -97,7 +97,7 @@ def test_a_bad_answer_that_is_as_likely_as_before_loses_half():
     assert new.grad.tolist() == [[pytest.approx(-0.025)], [pytest.approx(0.025)]]
 
 
-def test_each_answer_goes_behind_the_next_prompt_and_no_row_grows_beyond_the_longest():
+def test_each_answer_follows_the_next_prompt_cut_to_the_longest_row():
     """As TRL cycles a batch's completions by one."""
     rows = Batch(
         {

@@ -25,7 +25,7 @@ def per_token(**columns):
     return Batch({key: [torch.tensor(row) for row in rows] for key, rows in columns.items()})
 
 
-def test_the_multiplier_moves_by_how_far_the_cost_is_above_its_limit():
+def test_the_multiplier_rises_with_the_costs_excess():
     """ln l: 0, then 0.1 * 1 * (2 - 1); the next cost, smoothed, is at the limit."""
     algo = SafeRLHF(limit=1.0)
     first = lagrange_multiplier.function(scores(1.0, 3.0), algo)
@@ -54,7 +54,7 @@ def test_the_multiplier_settles_where_the_cost_meets_its_limit(start, answer):
     assert multiplier == pytest.approx(answer, rel=1e-2)
 
 
-def test_a_cost_comes_with_the_last_token_and_kl_costs_at_every_one():
+def test_the_cost_is_at_the_last_token_and_kl_at_every_token():
     """KL 0.5 and 0.1 nats at a coefficient of 0.2; the cost of 3 at the end. The unknown cost has no part."""
     algo = SafeRLHF(kl=KLControl(kind="fixed", coefficient=0.2))
     policy, reference = per_token(logprobs=[[-1.0, -2.0], [-1.0]]), per_token(logprobs=[[-1.5, -2.1], [-1.0]])
@@ -87,7 +87,7 @@ def test_advantages_are_weighed_against_each_other():
     assert made.columns["row_weights"].tolist() == [1.0, 0.0]
 
 
-def test_a_setting_that_nothing_reads_is_refused():
+def test_an_unread_setting_is_refused():
     assert SafeRLHF.model_validate_json(SafeRLHF().model_dump_json()) == SafeRLHF()
     with pytest.raises(InvalidInput, match="value_weight: 0.5 is not used: it weighs the values of a shared trunk"):
         SafeRLHF(value_weight=0.5)

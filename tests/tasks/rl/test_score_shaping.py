@@ -17,13 +17,13 @@ def test_the_penalty_by_hand(length, penalty):
 
 
 @given(length=st.integers(1, 300), limit=st.integers(1, 200), share=st.floats(0.01, 1))
-def test_the_penalty_is_trls(length, limit, share):
+def test_the_penalty_equals_trls(length, limit, share):
     buffer = max(1, int(limit * share))
     made = overlong_penalty(torch.tensor(length, dtype=torch.float64), limit, buffer)
     assert float(made) == pytest.approx(trl.soft_overlong_punishment(length, limit, buffer), abs=1e-12)
 
 
-def test_a_response_as_long_as_allowed_was_cut_off_unless_the_rows_say_otherwise():
+def test_a_response_of_maximum_length_counts_as_cut_by_default():
     rows = {"logprobs": [torch.zeros(2), torch.zeros(3)]}
     assert truncated_rows(Batch(rows), 3).tolist() == [0, 1]
     said = rows | {"truncated": [torch.tensor(True), torch.tensor(False)]}

@@ -86,7 +86,7 @@ def computed(rows, *others, **settings):
     return grpo_advantages.function(rows, rows, *others, settings=GRPO(advantage="turns", **settings))
 
 
-def test_a_play_of_a_single_turn_has_the_advantages_of_rloo():
+def test_a_single_turn_play_has_rloos_advantages():
     rows = rollout([[0, 0], [0], [0, 0, 0]], [[1.0], [0.0], [0.5]])
     made = computed(rows).columns["advantages"]
     assert torch.equal(made[:, 0], rloo(torch.tensor([1.0, 0.0, 0.5]), torch.zeros(3)))

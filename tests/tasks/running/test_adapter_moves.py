@@ -35,7 +35,7 @@ def values(made, engine, is_adapter):
     }
 
 
-def test_a_reallocation_brings_the_adapter_alone(made):
+def test_a_reallocation_moves_only_the_adapter(made):
     made.step(1)
     made.step(2)
     assert values(made, "megatron", True) == {2} and values(made, "vllm", True) == {1}

@@ -68,7 +68,7 @@ def test_the_earliest_ready_node_goes_first():
     assert run.begun == ["holder", "both", "later"]
 
 
-def test_a_follower_is_ready_in_the_moment_in_which_its_producer_ends():
+def test_a_consumer_is_ready_as_soon_as_its_producer_ends():
     """The end of `producer` makes a transfer ready; a call that shares a device must not slip in before it."""
     run = Run(node("producer", A), node("transfer", A, B, work=TRANSFER, after=["producer"]), node("call", A))
     assert run.begun == ["producer"]
@@ -78,18 +78,18 @@ def test_a_follower_is_ready_in_the_moment_in_which_its_producer_ends():
     assert run.begun == ["producer", "transfer", "call"]
 
 
-def test_nobody_waits_for_a_node_that_is_not_ready():
+def test_no_node_waits_behind_a_node_that_is_not_ready():
     run = Run(node("producer", B), node("follower", A, after=["producer"]), node("call", A))
     assert run.begun == ["producer", "call"]
 
 
-def test_what_ended_before_a_node_was_announced_is_not_waited_for():
+def test_a_node_does_not_wait_for_dependencies_that_ended_before_it():
     run = Run(node("producer", A))
     run.end("producer", "producer")
     assert run.locks.announce(node("producer", A, after=["long gone"])).done()
 
 
-def test_copies_over_the_host_link_do_not_wait_for_calls_but_for_each_other():
+def test_host_link_copies_wait_for_each_other_but_not_for_calls():
     run = Run(
         node("call", A),
         node("reload", A, work=RELOAD),
@@ -100,7 +100,7 @@ def test_copies_over_the_host_link_do_not_wait_for_calls_but_for_each_other():
     assert run.begun == ["call", "reload", "offload"]
 
 
-def test_a_run_that_stops_begins_nothing_more():
+def test_a_stopped_run_begins_no_further_node():
     """What runs keeps its devices until it ends; all other turns are cancelled, so nobody waits for them."""
     run = Run(node("running", A), node("waiting", A), node("follower", B, after=["running"]))
     run.locks.stop()
@@ -110,7 +110,7 @@ def test_a_run_that_stops_begins_nothing_more():
     assert run.locks.announce(run.nodes["waiting"]).cancelled()
 
 
-def test_a_held_run_goes_on_to_the_end_of_a_step_and_no_later_step_begins():
+def test_a_held_run_finishes_its_step_and_begins_no_later_step():
     """A node that waits for a node of a later step waits for its predecessors instead, announced now or later."""
     reader, saved = node("reader@2", B, step=2, after=["running@1"]), node("saved@2", A, step=2, after=["reader@2"])
     train = node("train@1", B, step=1, after=["saved@2"])
@@ -160,7 +160,7 @@ def test_a_device_outside_the_lease_is_refused_by_name():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_transfers_go_before_long_calls_and_both_train_steps_run_at_once(seed):
+def test_transfers_precede_long_calls_so_both_train_steps_overlap(seed):
     """With threads that wake up in any order: whenever one train_step of `split` runs, the other can begin.
 
     The transfer to the critic's train_step takes rows from the device on which the actor trains.
@@ -185,7 +185,7 @@ def test_transfers_go_before_long_calls_and_both_train_steps_run_at_once(seed):
             future.result()
 
 
-def test_locks_keep_nothing_of_nodes_that_ended():
+def test_locks_forget_ended_nodes():
     """However long a run is."""
     plan = preset("split", ppo(), TWO_DEVICES, TWO_DEVICES.whole)
     augmented = augment(ppo(), plan, 12)
@@ -196,7 +196,7 @@ def test_locks_keep_nothing_of_nodes_that_ended():
         assert not locks._waiting and not locks._running
 
 
-def test_the_order_of_a_run_is_the_one_that_is_estimated():
+def test_a_runs_order_equals_the_estimated_order():
     """The estimator's rule for who goes first is this one: see placement.schedule, rule `run`."""
     plan = placed(preset("split", ppo(), TWO_DEVICES, TWO_DEVICES.whole), "ref_inference", offload="all")
     augmented = augment(ppo(), plan, 2)

@@ -38,7 +38,7 @@ def lease(kind):
     return Lease("mesh", "1", MIXED, MIXED.whole, MIXED.whole.devices(), kind)
 
 
-def test_gpus_that_have_what_their_datasheets_say_are_taken():
+def test_gpus_with_their_datasheets_memory_are_accepted():
     """An A100 of 80 GB has 79.15 GiB, a V100 of 32 GB 31.7."""
     check_device_memory(lease("cuda"), Answers(79.15, 31.7), 1.0)
 
@@ -57,7 +57,7 @@ def test_a_run_waits_for_the_memory_of_its_predecessor(monkeypatch):
     assert gang._free == [0.99]
 
 
-def test_a_gpu_that_another_process_fills_is_named_with_that_process(monkeypatch):
+def test_a_full_gpu_is_named_with_the_process_that_fills_it(monkeypatch):
     monkeypatch.setattr(device_memory, "POLL_SECONDS", 0.0)
     with pytest.raises(OutOfDeviceMemory) as caught:
         check_device_memory(lease("cuda"), Answers(79.15, 31.7, free=(0.1,)), 1.0, wait_seconds=0.01)
@@ -66,7 +66,7 @@ def test_a_gpu_that_another_process_fills_is_named_with_that_process(monkeypatch
     )
 
 
-def test_without_gpus_nothing_is_asked():
+def test_without_gpus_no_memory_is_checked():
     check_device_memory(lease("cpu"), Answers(), 1.0)
 
 

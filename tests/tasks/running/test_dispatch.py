@@ -129,7 +129,7 @@ def with_children(graph):
 
 
 @pytest.mark.parametrize("num_rows", [8, 7])
-def test_a_computation_gets_the_scores_of_the_rows_that_were_made_of_each_of_its_own(gang, tmp_path, num_rows):
+def test_a_computation_gets_all_scores_of_the_rows_made_from_each_row(gang, tmp_path, num_rows):
     """From all replicas that have some of them."""
     more = {
         "again": COLOCATED["actor_generate"],
@@ -146,7 +146,7 @@ def test_a_computation_gets_the_scores_of_the_rows_that_were_made_of_each_of_its
     dispatcher.finish_step(1, oldest=2)
 
 
-def test_a_key_is_gone_right_after_its_last_consumer(gang, tmp_path):
+def test_a_key_is_freed_right_after_its_last_consumer(gang, tmp_path):
     """Scores and reference log-probabilities have one reader; once the computation has run nobody has them."""
     dispatcher = started(gang, "pipelines", tmp_path, 1)
     seen = {}
@@ -161,7 +161,7 @@ def test_a_key_is_gone_right_after_its_last_consumer(gang, tmp_path):
     assert seen[next(reversed(seen))] == set()
 
 
-def test_lengths_that_differ_are_dealt_by_tokens(gang, tmp_path):
+def test_rows_of_different_lengths_are_divided_by_tokens(gang, tmp_path):
     """What each replica is told to train on: two mini-batches of the same rows, tokens as even as one row allows."""
     dispatcher = started(gang, "pipelines", tmp_path, 1)
     for node in row_world.whole_graph(dispatcher.run):
@@ -181,7 +181,7 @@ def test_lengths_that_differ_are_dealt_by_tokens(gang, tmp_path):
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_each_row_set_of_a_train_step_is_dealt_on_its_own(gang, tmp_path, name):
+def test_each_row_set_of_a_train_step_is_divided_separately(gang, tmp_path, name):
     """Every row of both is trained on once by each shard, beside its own columns alone, and nothing is kept."""
     dispatcher = started(gang, name, tmp_path, 1, change=row_world.with_pretrain)
     metrics = {node.id: dispatcher.execute(node).metrics for node in row_world.whole_graph(dispatcher.run)}
@@ -196,7 +196,7 @@ def test_each_row_set_of_a_train_step_is_dealt_on_its_own(gang, tmp_path, name):
     dispatcher.rows.finish(1)
 
 
-def test_ranks_that_work_on_the_same_rows_are_given_one_order(gang, tmp_path, monkeypatch):
+def test_ranks_with_the_same_rows_get_them_in_the_same_order(gang, tmp_path, monkeypatch):
     """So it is made and pickled once, however many they are."""
     given = {}
 
@@ -215,7 +215,7 @@ def test_ranks_that_work_on_the_same_rows_are_given_one_order(gang, tmp_path, mo
     assert len({id(order) for order in given["actor_train_step@1"].values()}) == 2, "four ranks, two replicas"
 
 
-def test_a_transfer_asks_only_ranks_that_have_a_part_in_it(gang, tmp_path, monkeypatch):
+def test_a_transfer_involves_only_its_senders_and_receivers(gang, tmp_path, monkeypatch):
     """Who sends, receives or frees rows; where all rows lie where they are needed, nobody."""
     asked, call = {}, gang.call
 
@@ -235,7 +235,7 @@ def test_a_transfer_asks_only_ranks_that_have_a_part_in_it(gang, tmp_path, monke
     assert any(len(asked[node.title]) < len(node.devices) for node in transfers)
 
 
-def test_who_has_no_rows_of_a_mini_batch_knows_and_so_do_the_others(gang, tmp_path):
+def test_all_replicas_know_which_of_them_lack_rows_of_a_mini_batch(gang, tmp_path):
     """Two replicas of one mini-batch of one row and one of two: all four ranks are told."""
     dispatcher = started(gang, "pipelines", tmp_path, 1, num_rows=3)
     for node in row_world.whole_graph(dispatcher.run):
@@ -248,7 +248,7 @@ def test_who_has_no_rows_of_a_mini_batch_knows_and_so_do_the_others(gang, tmp_pa
     assert all(order.passes[0].some_without_rows for order in orders.values())
 
 
-def test_what_no_later_node_asks_for_is_forgotten(gang, tmp_path):
+def test_data_that_no_later_node_needs_is_dropped(gang, tmp_path):
     """Rows of finished steps and fingerprints of old versions do not pile up over a long run."""
     dispatcher = started(gang, "colocated", tmp_path, num_steps=5)
     rows, fingerprints, weights = dispatcher.rows, dispatcher.fingerprints, dispatcher.run.graph.all_weights()

@@ -35,11 +35,11 @@ def test_time_outside_of_model_function_calls_is_orchestration():
     assert time_shares(spans)["orchestration_share"] == pytest.approx(0.3)
 
 
-def test_calls_that_overlap_count_once():
+def test_overlapping_calls_count_once():
     assert covered_seconds([(0.0, 4.0), (1.0, 3.0), (3.5, 5.0)]) == 5.0
 
 
-def test_metrics_are_written_under_the_name_of_their_call(tmp_path):
+def test_metrics_are_named_after_their_call(tmp_path):
     journal = Journal(tmp_path)
     journal.record(span("train_step", 0.0, 2.0, metrics={"loss": 0.5}, fingerprint_seconds=0.1))
     journal.record(span("generate", 2.0, 4.0, step=2))
@@ -56,7 +56,7 @@ def test_metrics_are_written_under_the_name_of_their_call(tmp_path):
     assert [s.step for s in journal.last_steps(1)] == [2]
 
 
-def test_the_metrics_of_parts_are_those_of_the_whole_call():
+def test_metrics_of_parts_combine_to_the_whole_calls():
     """A mean over tokens by the tokens of each part, a mean over rows by its rows."""
     of_part = {"metrics": {"kept_mass": 1.0, "solved": 1.0}, "metric_rows": {"solved": 1}, "num_tokens": 30}
     of_other = {"metrics": {"kept_mass": 0.5, "solved": 0.0}, "metric_rows": {"solved": 3}, "num_tokens": 10}
@@ -95,7 +95,7 @@ def test_metrics_have_a_line_for_each_step_and_evaluations_a_file_of_their_own(t
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_run_that_goes_on_has_a_line_for_each_step_before(tmp_path, own):
+def test_a_resumed_run_has_a_line_for_each_earlier_step(tmp_path, own):
     """In its own folder, or from that of another run."""
     journal = Journal(tmp_path / "run", graph=GRAPH)
     for step in range(4):
@@ -107,7 +107,7 @@ def test_a_run_that_goes_on_has_a_line_for_each_step_before(tmp_path, own):
         assert [line["step"] for line in read_lines(folder / name)] == steps
 
 
-def test_a_run_that_begins_again_makes_the_evaluation_before_training_again(tmp_path):
+def test_a_run_restarted_from_step_0_evaluates_before_training_again(tmp_path):
     """It had no checkpoint, so nothing of its record stays."""
     journal = Journal(tmp_path, graph=GRAPH)
     for step in range(2):
@@ -118,7 +118,7 @@ def test_a_run_that_begins_again_makes_the_evaluation_before_training_again(tmp_
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_steps_that_a_kill_left_without_a_line_are_made_again_of_their_task_runs(tmp_path, own):
+def test_steps_without_a_line_after_a_kill_are_rebuilt_from_task_runs(tmp_path, own):
     """Their metrics and evaluations are those that the run would have written."""
     whole, killed = (Journal(tmp_path / name, graph=GRAPH) for name in ("whole", "killed"))
     for step in range(4):
@@ -153,7 +153,7 @@ def test_a_long_run_keeps_the_newest_steps_in_memory(tmp_path):
     assert [run.step for run in read_spans(tmp_path)] == list(range(1, 31))
 
 
-def test_a_switch_stands_in_the_timeline_of_the_step_after_it_and_in_no_time_of_a_step(tmp_path):
+def test_a_switch_is_in_the_next_steps_timeline_but_in_no_step_time(tmp_path):
     journal = Journal(tmp_path)
     journal.record(span("generate", 0.0, 1.0))
     journal.finish_step(1)

@@ -97,7 +97,7 @@ def settled(state, number):
     raise AssertionError(f"{len(runs)} of {number} task runs: {[(n, r.state_name) for n, r in runs.items()]}")
 
 
-def test_each_node_is_a_task_run_whose_inputs_are_those_of_the_nodes_it_depends_on(tmp_path):
+def test_each_node_is_a_task_run_with_its_dependencies_as_inputs(tmp_path):
     """The inputs are what Prefect's UI draws as edges, across groups too."""
     dispatcher = Dispatcher()
     runner, state, steps = run(tmp_path, dispatcher, 3)
@@ -112,7 +112,7 @@ def test_each_node_is_a_task_run_whose_inputs_are_those_of_the_nodes_it_depends_
         assert inputs == {runs[augmented.node(before).title].id for before in node.depends_on}
 
 
-def test_the_first_failure_ends_the_run_and_nothing_begins_after_it(tmp_path):
+def test_the_first_failure_ends_the_run_and_no_node_begins_after_it(tmp_path):
     """The run ends with the node's own error; what had not begun leaves no task run behind."""
     dispatcher = Dispatcher(failing="actor_train_step@1")
     runner, state, _ = run(tmp_path, dispatcher, 3)
@@ -162,7 +162,7 @@ def test_a_group_of_steps_that_never_began_says_so(tmp_path, end):
     assert never == groups.keys() - begun and "step 2" in never, groups
 
 
-def test_a_long_run_keeps_nothing_of_steps_that_ended(tmp_path):
+def test_a_long_run_forgets_ended_steps(tmp_path):
     """Of what it keeps by step or by node as it goes."""
     dispatcher = Dispatcher()
     runner, state, steps = run(tmp_path, dispatcher, 12, steps_per_group=12)
@@ -174,7 +174,7 @@ def test_a_long_run_keeps_nothing_of_steps_that_ended(tmp_path):
     assert max(oldest for _, oldest in dispatcher.finished) == last + 1
 
 
-def test_the_work_of_nodes_does_not_wait_for_their_task_runs(tmp_path, monkeypatch):
+def test_nodes_work_does_not_wait_for_their_task_runs(tmp_path, monkeypatch):
     """Prefect is late with every task run here: none begins until the step trains."""
     trains = threading.Event()
 
@@ -202,7 +202,7 @@ class SlowDisk(Dispatcher):
         return super().execute(node)
 
 
-def test_steps_and_their_groups_do_not_wait_for_a_checkpoint_that_is_written_but_its_end_and_the_next_copy_do(tmp_path):
+def test_only_the_runs_end_and_the_next_copy_wait_for_a_checkpoint(tmp_path):
     """A group is a step long here, so groups that are over are left behind with their commit."""
     dispatcher = SlowDisk()
     _, state, steps = run(tmp_path, dispatcher, 6, steps_per_group=1, checkpoint_every=3)
@@ -223,7 +223,7 @@ class HardExit(BaseException):
         briefly=[("actor_generate@1", HardExit)],
     ),
 )
-def test_a_node_that_leaves_in_any_way_ends_the_run_with_its_own_words(tmp_path, node, kind):
+def test_a_node_that_exits_in_any_way_ends_the_run_with_its_own_message(tmp_path, node, kind):
     error = kind("told to leave")
     _, state, _ = run(tmp_path, Dispatcher(failing=node, error=error), 3)
     assert not state.is_completed() and str(error) in state.message
@@ -239,7 +239,7 @@ def logged():
     logger.removeHandler(handler)
 
 
-def test_the_traceback_of_a_persons_own_error_is_logged_once(tmp_path, logged):
+def test_a_users_traceback_is_logged_once(tmp_path, logged):
     """With the task run in which it arose; the state's message is one line."""
     error = RankFailed(
         "rank 1 failed in score · step 1: IndexError: list index out of range (/home/me/mine.py:3 in score)"
@@ -279,7 +279,7 @@ class FullJournal(Journal):
         briefly=[("record", 1)],
     ),
 )
-def test_a_journal_that_cannot_be_written_ends_the_run_as_failed(tmp_path, step, method):
+def test_an_unwritable_journal_fails_the_run(tmp_path, step, method):
     """Also in the last group, after whose nodes nobody waits for anything."""
     _, state, _ = run(tmp_path, Dispatcher(), 3, journal=FullJournal(tmp_path, step, method))
     assert state.is_failed() and "No space left on device" in state.message
@@ -305,7 +305,7 @@ def test_sigterm_ends_the_step_in_flight_and_writes_a_checkpoint(tmp_path, check
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_checkpoint_that_a_stop_adds_waits_for_a_step_that_is_still_being_submitted(tmp_path):
+def test_a_stops_checkpoint_waits_for_a_step_that_is_being_submitted(tmp_path):
     """The checkpoint is of the next group. After a switch no earlier step could be the last."""
     dispatcher = Dispatcher()
 
@@ -329,7 +329,7 @@ def test_a_checkpoint_that_a_stop_adds_waits_for_a_step_that_is_still_being_subm
         assert trained < dispatcher.begun.index(f"checkpoint.{role}@3") < dispatcher.begun.index("commit@3")
 
 
-def test_ctrl_c_ends_the_run_at_once_and_nothing_of_it_counts_as_failed(tmp_path, logged):
+def test_ctrl_c_ends_the_run_at_once_without_failures(tmp_path, logged):
     """Calls in flight lose their ranks: their task runs are cancelled. No group begins after it.
 
     The group that was handed out by then says in the UI that it never began, as in a run that ends early in any way.

@@ -23,7 +23,7 @@ def state(step):
 
 @pytest.mark.parametrize("every", [1, 2, 3, 7])
 @pytest.mark.parametrize("behind", range(4))
-def test_a_checkpoint_that_is_written_steps_later_has_the_state_of_its_step(every, behind):
+def test_a_checkpoint_written_later_has_its_own_steps_state(every, behind):
     """Not the newest, though the steps went on meanwhile; with the next copy waiting, at most one is behind."""
     left, due = LeftStates(every), []
     for step in range(1, 21):
@@ -33,7 +33,7 @@ def test_a_checkpoint_that_is_written_steps_later_has_the_state_of_its_step(ever
             assert left.written_after(due[0]) == {"kl": state(due.pop(0))}
 
 
-def test_a_run_that_is_stopped_writes_the_newest_of_the_step_it_stops_after():
+def test_a_stopped_run_writes_the_newest_state_of_its_last_step():
     left = LeftStates(None)
     for step in range(100):
         left.leave("kl", step, state(step))
@@ -41,7 +41,7 @@ def test_a_run_that_is_stopped_writes_the_newest_of_the_step_it_stops_after():
     assert left.written_after(98) == {}
 
 
-def test_an_evaluation_between_two_multiples_leaves_the_last_checkpoint_its_state():
+def test_an_evaluation_between_checkpoints_keeps_the_last_checkpoints_state():
     """Evaluation every 4 steps runs after step 12, while the checkpoint of step 10 is written."""
     left = LeftStates(5)
     for step in (0, 4, 8, 12):
@@ -59,14 +59,14 @@ def test_states_do_not_pile_up(every):
         assert len(left._left["kl"]) <= 3
 
 
-def test_a_state_that_no_checkpoint_can_hold_is_refused_only_when_one_is_written():
+def test_an_unstorable_state_is_refused_only_when_a_checkpoint_is_written():
     left = LeftStates(2)
     left.leave("kl", 0, InvalidInput("state of kl", "Widget", "plain values"))
     with pytest.raises(InvalidInput, match="state of kl: got 'Widget'"):
         left.written_after(0)
 
 
-def test_a_run_that_goes_on_writes_again_what_a_computation_left_before_it(tmp_path):
+def test_a_resumed_run_writes_states_from_before_it_again(tmp_path):
     """One that runs every so many steps may not run between two checkpoints: its state is in both."""
     graph = row_world.with_operations(ppo())
     plan = preset("flattening", graph, TWO_DEVICES, TWO_DEVICES.whole)

@@ -186,7 +186,7 @@ def test_frozen_second_weights_keep_version_0_and_are_neither_moved_nor_checkpoi
         frozen.step(3)
 
 
-def test_other_content_of_frozen_second_weights_is_refused_on_resuming(frozen, tmp_path, monkeypatch):
+def test_changed_frozen_second_weights_are_refused_on_resuming(frozen, tmp_path, monkeypatch):
     frozen.step(1)
 
     class Other(TrainedEngine):
@@ -240,7 +240,7 @@ def certified(graph):
     return certify_plan(plan, graph, replace(Workload.fixed(12, 4), has_checkpoints=True), "cuda")
 
 
-def test_a_checkpoints_copy_in_host_memory_has_room_for_second_weights(monkeypatch):
+def test_a_checkpoints_host_copy_has_room_for_second_weights(monkeypatch):
     monkeypatch.setitem(of_models.PARTS, "bonus", SECOND)
     ((before,), (after,)) = (certified(graph).hosts for graph in (ppo(), with_second(ppo())))
     assert after.checkpoint_bytes - before.checkpoint_bytes == 12 * BONUS.num_elements

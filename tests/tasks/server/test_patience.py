@@ -87,7 +87,7 @@ async def ask(port):
         return (await client.get("/anything")).status_code
 
 
-def test_so_does_an_asynchronous_client(port, limit):
+def test_an_asynchronous_client_waits_for_a_server_too(port, limit):
     import asyncio
 
     limit(30)
@@ -105,7 +105,7 @@ def test_a_server_that_stays_away_is_named_with_the_limit_and_its_setting(port, 
 
 
 @pytest.mark.parametrize("how", [not_waiting, hurry])
-def test_who_may_not_wait_hears_so_soon(port, limit, how):
+def test_a_request_that_may_not_wait_fails_soon(port, limit, how):
     """A picture that is published again later, and a run that is stopped by hand: the limit would outlast the test."""
     limit(3600)
     with PrefectHttpxSyncClient(base_url=f"http://127.0.0.1:{port}") as client:
@@ -118,14 +118,14 @@ def test_who_may_not_wait_hears_so_soon(port, limit, how):
                 client.get("/anything")
 
 
-def test_what_is_no_outage_is_not_waited_for(limit):
+def test_other_errors_than_outages_are_not_retried(limit):
     limit(3600)
     with PrefectHttpxSyncClient(base_url="nonsense://127.0.0.1") as client, pytest.raises(httpx.UnsupportedProtocol):
         client.get("/anything")
 
 
 @pytest.mark.parametrize("given", ["soon", "-1", "nan", "inf"])
-def test_a_limit_that_is_no_number_of_seconds_is_refused(given, monkeypatch):
+def test_a_limit_that_is_not_in_seconds_is_refused(given, monkeypatch):
     monkeypatch.setenv(VARIABLE, given)
     with pytest.raises(InvalidInput, match=f"{VARIABLE}: got '{given}', expected seconds, 0 or more"):
         wait_for_server()

@@ -66,13 +66,13 @@ def test_calls_before_a_follow_read_the_older_version_and_calls_after_it_the_new
     assert [reads[f"ref_after@{step}"] for step in range(1, 6)] == [0, 2, 2, 4, 4]
 
 
-def test_the_graph_says_who_follows_whom():
+def test_the_graph_names_followers_and_leaders():
     graph = traced(usual(share=0.25))
     assert "    ref <- follows actor: 0.25 of it every 2 steps" in dataflow_text(graph).splitlines()
     assert "follows actor" in dataflow_svg(graph)
 
 
-def test_every_second_step_has_a_node_and_the_others_have_none():
+def test_every_second_step_has_a_follow_node():
     """It waits for the training and for the readers of the version before, and the next training waits for it."""
     cluster = ClusterShape("two", 1, 2, 8 * GIB)
     graph = traced(usual())
@@ -84,7 +84,7 @@ def test_every_second_step_has_a_node_and_the_others_have_none():
     assert node.title.startswith("ref.follow of actor · step 4 · ") and node.title.endswith(" · v2 → v4")
 
 
-def test_a_certificate_counts_main_weights_and_what_arrives():
+def test_a_certificate_counts_main_weights_and_arriving_weights():
     """In bfloat16; a copy needs neither, whatever `every` is."""
     cluster = ClusterShape("one", 1, 1, 8 * GIB)
 

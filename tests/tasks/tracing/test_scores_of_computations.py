@@ -49,6 +49,6 @@ def a_vector_per_row(rows: Batch, settings: Settings) -> Computed:
     return Computed({"scores": [torch.tensor([1.0, -2e9]), torch.tensor([]), torch.tensor(1)]})
 
 
-def test_each_number_of_a_row_counts():
+def test_every_number_of_a_row_is_checked():
     with pytest.raises(WrongOperator, match="score of row 0"):
         a_vector_per_row(NONE)(ROWS)

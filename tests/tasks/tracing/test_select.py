@@ -73,7 +73,7 @@ def traced(body):
     return trace_body("some", whole, arguments, models, DATASETS)
 
 
-def test_what_is_kept_has_the_keys_of_the_first_input_and_waits_for_the_choice():
+def test_kept_rows_have_the_first_inputs_keys_and_wait_for_the_selection():
     def body(actor, rollout, scores, pairs):
         kept = select(keeps_all, rollout, scores, at_most=3, expected=2, settings=NONE)
         train_step(actor, of_rows(NONE).on(kept, scores))
@@ -89,7 +89,7 @@ def test_what_is_kept_has_the_keys_of_the_first_input_and_waits_for_the_choice()
     }
 
 
-def test_pairs_of_a_group_are_never_split():
+def test_a_groups_pairs_are_never_split():
     def body(actor, rollout, scores, pairs):
         kept = select(keeps_all, rollout, scores, per_group=2, settings=NONE)
         train_step(actor, of_pairs(NONE).on(kept))
@@ -146,7 +146,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_choice_that_cannot_be_is_refused_when_it_is_traced(name):
+def test_an_impossible_selection_is_refused_when_it_is_traced(name):
     body, says = REFUSED[name]
     with pytest.raises(GraphError) as caught:
         traced(body)
@@ -154,7 +154,7 @@ def test_a_choice_that_cannot_be_is_refused_when_it_is_traced(name):
     assert "\n" not in str(caught.value)
 
 
-def test_memory_is_for_the_most_rows_and_time_for_those_expected():
+def test_memory_uses_the_most_rows_and_time_the_expected_rows():
     def body(actor, rollout, scores, pairs):
         kept = select(keeps_all, rollout, scores, at_most=4, expected=1, settings=NONE)
         train_step(actor, of_rows(NONE).on(kept) + of_rows(NONE).on(pairs, name="whole", batch_size=3))

@@ -69,7 +69,7 @@ def good_body(prompts, actor, reward):
     train_step(actor, some_loss(Gain(factor=3.0)).on(rollout, advantages))
 
 
-def test_staleness_of_the_generates_is_the_graphs():
+def test_the_generates_staleness_becomes_the_graphs():
     """All of them say the same; evaluation says nothing, since it has the newest weights."""
 
     def body(first, second, evaluation=0):
@@ -114,13 +114,13 @@ def test_a_graph_names_operations_and_not_their_modules():
     assert replace(operation, module="elsewhere", settings_type="elsewhere:Gain") == operation
 
 
-def test_an_operation_is_registered_under_a_name_of_its_own_if_it_has_one():
+def test_an_operation_is_registered_under_its_stated_name():
     named = loss("logprobs", name="gain")(value_loss.function)
     assert named(Gain()).operation.name == "gain"
     assert Bound(Operation("gain")).operator is named
 
 
-def test_a_second_operation_of_one_name_is_refused_in_one_line_that_names_both():
+def test_a_second_operation_with_the_same_name_is_refused_naming_both():
     """Whatever its kind; the same function again is no second one."""
     loss("logprobs")(some_loss.function)
 
@@ -136,7 +136,7 @@ def test_a_second_operation_of_one_name_is_refused_in_one_line_that_names_both()
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_loaded_as_two_modules_has_no_second_operation(tmp_path, monkeypatch):
+def test_a_file_loaded_as_two_modules_registers_one_operation(tmp_path, monkeypatch):
     """As Prefect loads a flow's file under a name of its own, which a link may lead to."""
     file, link = tmp_path / "first_copy.py", tmp_path / "second_copy.py"
     file.write_text(
@@ -454,7 +454,7 @@ def test_a_batch_larger_than_its_dataset_is_refused():
         (Sampling(min_p=1.0), r"min_p: got 1\.0, expected below 1, or samples=1"),
     ],
 )
-def test_several_samples_without_chance_are_refused(sampling, says, every):
+def test_several_greedy_samples_are_refused(sampling, says, every):
     """They are all equal: a group teaches nothing, and an evaluation pays for one response several times."""
 
     def body(prompts, actor, reward, samples=4):
@@ -479,7 +479,7 @@ def test_one_object_for_two_parameters_is_refused():
 
 
 @pytest.mark.parametrize(("role", "only"), [("actor", "lm"), ("reward", "scalar")])
-def test_a_head_that_no_call_asks_for_is_refused(role, only):
+def test_an_unused_head_is_refused(role, only):
     def body(prompts, actor, reward):
         inference(reward, generate(actor, prompts), output="scores")
 
@@ -488,7 +488,7 @@ def test_a_head_that_no_call_asks_for_is_refused(role, only):
         traced(body, models)
 
 
-def test_a_loss_that_is_put_on_rows_before_it_has_settings_is_refused_in_one_line():
+def test_a_loss_on_rows_without_settings_is_refused_in_one_line():
     def body(prompts, actor, reward):
         train_step(actor, some_loss.on(generate(actor, prompts)))
 
@@ -550,7 +550,7 @@ def mean_value(*values, settings):
     return Computed({"values": sum(each["logprobs"].sum(1) for each in values) / len(values)})
 
 
-def test_values_of_several_samples_of_a_row_are_refused_with_their_number_and_the_way_round():
+def test_several_values_per_row_are_refused_with_their_number_and_a_remedy():
     """A loss on the parents has no value for each row, and the tokens are not what is missing."""
 
     def body(prompts, actor):
@@ -591,7 +591,7 @@ def vine(per, of="scores", kept=False):
 
 
 @pytest.mark.parametrize("per", ["rollout", "again"])
-def test_a_computation_reads_the_numbers_of_the_rows_that_were_made_of_each_row(per):
+def test_a_computation_reads_the_numbers_of_rows_made_from_each_row(per):
     graph = traced(vine(per), {"actor": MODELS["actor"]})
     call = graph.call("mean_value")
     assert (call.num_rows, call.rows.base) == (10, graph.call("actor_generate").rows.base)
@@ -616,7 +616,7 @@ def test_a_computation_reads_the_numbers_of_the_rows_that_were_made_of_each_row(
         ),
     ],
 )
-def test_rows_that_do_not_belong_to_each_row_are_refused(body, says):
+def test_rows_that_do_not_belong_together_are_refused(body, says):
     with pytest.raises(GraphError, match=f"^flow some: compute mean_value: {re.escape(says)}"):
         traced(body, {"actor": MODELS["actor"]})
 
@@ -631,7 +631,7 @@ def kept_of_samples(rows, settings):
     return Computed({"keep": rows["prompt_length"]})
 
 
-def test_a_body_may_loop_and_a_computation_may_take_what_all_calls_made():
+def test_a_body_may_loop_and_a_computation_may_take_all_results():
     def body(prompts, actor):
         rollout = generate(actor, prompts)
         again = compute(new_prompts, rollout, settings=Settings(), longest=20)
@@ -673,7 +673,7 @@ class Sizes(Settings):
         ),
     ],
 )
-def test_a_batch_that_is_too_large_is_refused_with_the_settings_that_made_it(algo, size, says):
+def test_a_large_batch_is_refused_with_the_settings_behind_it(algo, size, says):
     def body(prompts, actor, algo):
         number = size(algo) if callable(size) else getattr(algo, size)
         generate(actor, prompts, batch_size=number)
@@ -683,7 +683,7 @@ def test_a_batch_that_is_too_large_is_refused_with_the_settings_that_made_it(alg
     assert str(error.value).startswith(says)
 
 
-def test_too_many_mini_batches_are_refused_with_the_setting_that_was_set():
+def test_too_many_mini_batches_are_refused_with_their_setting():
     def body(prompts, actor, algo):
         train_step(actor, some_loss(Gain()).on(generate(actor, prompts, batch_size=4)), update=algo.critic_update)
 

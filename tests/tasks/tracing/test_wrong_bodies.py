@@ -65,7 +65,7 @@ ON_ROWS = {
 
 
 @pytest.mark.parametrize("name", ON_ROWS)
-def test_what_a_body_does_wrong_with_rows_is_named(name):
+def test_a_bodys_misuse_of_rows_is_named(name):
     act, says = ON_ROWS[name]
 
     def body(prompts, actor):
@@ -88,7 +88,7 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_a_wrong_argument_of_generate_is_named_with_what_is_right(name):
+def test_a_wrong_argument_of_generate_is_refused_with_a_valid_value(name):
     arguments, says = ARGUMENTS[name]
 
     def body(prompts, actor):
@@ -105,7 +105,7 @@ def test_a_wrong_argument_of_generate_is_named_with_what_is_right(name):
         ({"update": 2}, "got update=2, expected Update(mini_batches=1)"),
     ],
 )
-def test_a_wrong_argument_of_train_step_is_named_with_what_is_right(wrong, says):
+def test_a_wrong_argument_of_train_step_is_refused_with_a_valid_value(wrong, says):
     def body(prompts, actor):
         train_step(actor, nll().on(generate(actor, prompts)), **wrong)
 
@@ -159,7 +159,7 @@ def takes_steps(actor: Actor, steps: int = 3) -> None:
         (takes_steps, "takes_steps: got a parameter 'steps', expected another name"),
     ],
 )
-def test_a_function_that_can_be_no_body_is_refused_at_its_decorator(body, says):
+def test_a_function_that_cannot_be_a_body_is_refused_at_its_decorator(body, says):
     with pytest.raises(GraphError, match=re.escape(says)):
         rlhf_flow("mine")(body)
 

@@ -66,7 +66,7 @@ def no_accounts(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("tracker", READ_BACK)
-def test_what_is_read_back_is_what_was_told_each_step_once_and_so_when_a_run_goes_on(tracker, tmp_path):
+def test_a_tracker_has_every_step_once_even_in_a_resumed_run(tracker, tmp_path):
     pytest.importorskip(tracker)
     run_dir = tmp_path / "runs" / "amber-fox"
     write_rollouts(run_dir, 3)
@@ -103,7 +103,7 @@ tracker.close(has_failed=False)
 """
 
 
-def test_the_process_of_wandb_starts_without_credentials(tmp_path):
+def test_wandbs_process_starts_without_credentials(tmp_path):
     """Tools of plays can read the variables that it starts with. The key reaches it through its settings."""
     pytest.importorskip("wandb")
     secrets = {"WANDB_API_KEY": "canary" * 7, "HF_TOKEN": "canary", "WANDB_MODE": "offline"}
@@ -113,7 +113,7 @@ def test_the_process_of_wandb_starts_without_credentials(tmp_path):
     assert done.stdout.splitlines()[-1] == f"False {'canary' * 7}"
 
 
-def test_all_evaluations_have_samples_and_rollouts_those_that_are_due(tmp_path):
+def test_every_evaluation_has_samples_and_rollouts_when_due(tmp_path):
     pytest.importorskip("tensorboard")
     for step in (1, 2, 3):
         write_rollouts(tmp_path, step)
@@ -125,7 +125,7 @@ def test_all_evaluations_have_samples_and_rollouts_those_that_are_due(tmp_path):
     assert tables["parameters", 0][1:] == [["algo.optimizer.lr", "1e-05"], ["steps", "3"]]
 
 
-def test_a_run_that_fails_is_shown_as_failed_with_what_it_did(tmp_path):
+def test_a_failed_run_is_shown_as_failed_with_its_steps(tmp_path):
     """And its error is that of the run."""
     pytest.importorskip("mlflow")
 
@@ -139,7 +139,7 @@ def test_a_run_that_fails_is_shown_as_failed_with_what_it_did(tmp_path):
     assert sorted(scalars) == expected("mlflow", LINES, "verl")
 
 
-def test_every_name_of_a_peer_stands_for_one_metric_of_a_call_at_most():
+def test_a_peers_name_stands_for_at_most_one_metric_of_a_call():
     """Of one algorithm; PPO's and GRPO's names may be the same."""
     for trainer in (0, 1):
         found = defaultdict(set)
@@ -149,16 +149,16 @@ def test_every_name_of_a_peer_stands_for_one_metric_of_a_call_at_most():
         assert all(len(calls) <= 2 for calls in found.values())
 
 
-def test_one_of_several_rewards_has_the_name_of_trl():
+def test_each_of_several_rewards_has_trls_name():
     assert tracked_values({"grpo_advantages.score_exact": 0.5}, "trl") == {"rewards/exact/mean": 0.5}
 
 
-def test_metrics_that_would_have_one_name_keep_their_own():
+def test_metrics_that_would_share_a_name_keep_their_own():
     shown = tracked_values({"kl_penalised_rewards.score": 1.0, "grpo_advantages.score": 2.0, "seconds": 3.0}, "verl")
     assert shown == {"kl_penalised_rewards/score": 1.0, "grpo_advantages/score": 2.0, "timing_s/step": 3.0}
 
 
-def test_the_page_has_every_name_that_is_not_our_own():
+def test_the_page_lists_every_name_from_another_trainer():
     table = (Path(__file__).parents[3] / "docs" / "trackers.md").read_text().partition("| ours |")[2]
     rows = re.findall(r"^\| `([\w.]+)` \| `?([^`|]+?)`? \| `?([^`|]+?)`? \|$", table, re.MULTILINE)
     said = {name: peers for name, *peers in rows}
@@ -188,7 +188,7 @@ class Broken:
 
 
 @pytest.mark.parametrize(("at", "says"), [(1, "lacks "), (3, "lacks step 3"), (None, "may lack its last step")])
-def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(at, says, tmp_path, monkeypatch):
+def test_a_failing_tracker_is_reported_once_and_the_run_continues(at, says, tmp_path, monkeypatch):
     monkeypatch.setattr(follow, "_opener", lambda name: partial(Broken, at=at))
     said = []
     show(tmp_path, warn=said.append, report_to=["tensorboard"])
@@ -196,7 +196,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(at, says, tmp_
     assert says in line and "no room" in line and "metrics.jsonl has every step" in line
 
 
-def test_a_tracker_that_fails_is_told_of_at_the_next_step_and_not_again(tmp_path, monkeypatch):
+def test_a_failing_tracker_is_reported_at_the_next_step_only(tmp_path, monkeypatch):
     monkeypatch.setattr(follow, "_opener", lambda name: partial(Broken, at=2))
     said, journal = [], Journal(tmp_path)
     with followed(journal, LINES[:2], Tracking(report_to=["tensorboard"]), PARAMETERS, said.append):
@@ -209,7 +209,7 @@ def test_a_tracker_that_fails_is_told_of_at_the_next_step_and_not_again(tmp_path
     assert line.startswith("tensorboard lacks step 2 and later steps: OSError: no room")
 
 
-def test_a_tracker_that_hangs_is_left_with_a_line_and_keeps_so_many_lines(tmp_path, monkeypatch):
+def test_a_hanging_tracker_is_abandoned_with_a_line_and_a_bounded_queue(tmp_path, monkeypatch):
     """While it hangs the run tells it more than it keeps; none of that waits."""
     opened, release = threading.Event(), threading.Event()
 
@@ -229,7 +229,7 @@ def test_a_tracker_that_hangs_is_left_with_a_line_and_keeps_so_many_lines(tmp_pa
     ]
 
 
-def test_a_folder_of_its_name_is_no_tracker(monkeypatch, tmp_path):
+def test_a_folder_with_a_trackers_name_is_not_the_tracker(monkeypatch, tmp_path):
     """`python -m` has the working folder on its path, where W&B leaves one."""
     (tmp_path / "wandb").mkdir()
     monkeypatch.setattr(tracking, "find_spec", lambda name: PathFinder.find_spec(name, [str(tmp_path)]))
@@ -248,7 +248,7 @@ def test_a_folder_of_its_name_is_no_tracker(monkeypatch, tmp_path):
         ("tracking.samples=-1", "tracking.samples: got -1, expected"),
     ],
 )
-def test_a_wrong_option_or_a_tracker_that_is_not_installed_costs_a_line(given, says, monkeypatch, capsys, tmp_path):
+def test_a_wrong_option_or_missing_tracker_is_refused_in_a_line(given, says, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(tracking, "find_spec", lambda name: None)
     (tmp_path / "parameters.yaml").write_text(yaml.safe_dump(ppo_parameters(tmp_path)))
     capsys.readouterr()
@@ -257,7 +257,7 @@ def test_a_wrong_option_or_a_tracker_that_is_not_installed_costs_a_line(given, s
     assert says in line
 
 
-def test_a_tracker_that_is_not_installed_or_said_twice_is_refused_in_one_line(monkeypatch):
+def test_a_missing_or_repeated_tracker_is_refused_in_one_line(monkeypatch):
     monkeypatch.setattr(tracking, "find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"tracking.report_to: got 'wandb', .*pip install '\.\[wandb\]'"):
         check_trackers(Tracking(report_to=["wandb"]))

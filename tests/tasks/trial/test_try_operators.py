@@ -76,7 +76,7 @@ def tried_afresh(prompts, tokenizer):
     return run
 
 
-def test_what_is_right_passes_in_silence_and_writes_nothing(tried_afresh, tmp_path):
+def test_a_correct_operator_passes_silently_and_writes_no_files(tried_afresh, tmp_path):
     """What a computation writes into the run's folder goes into one that is gone afterwards."""
     settings = author.Told(told=str(tmp_path / "told.txt"))
     assert tried_afresh(author.body(author.writes_a_file, settings=settings)) == ()
@@ -85,7 +85,7 @@ def test_what_is_right_passes_in_silence_and_writes_nothing(tried_afresh, tmp_pa
     assert not folder.exists()
 
 
-def test_one_tokenizer_for_the_rows_of_two_is_refused_in_a_line_that_names_both_calls(gang, tmp_path, tokenizer):
+def test_one_tokenizer_for_two_tokenizers_rows_is_refused_naming_both_calls(gang, tmp_path, tokenizer):
     """The judge has a tokenizer of its own, so a computation of both roles' rows has none."""
     folders = {"student": tokenizer, "judge": save_bpe_tokenizer(tmp_path / "judge", ["what is it"])}
     models = {role: ModelSpec(role, folder, "lm", SHAPE) for role, folder in folders.items()}
@@ -144,7 +144,7 @@ def test_a_mistake_is_one_line_with_function_file_and_line(tried, body, says):
 
 
 @pytest.mark.parametrize("limit", [{"max_new_tokens": 2}, {"longest": 40}])
-def test_made_rows_as_long_as_stated_pass_in_silence(tried, limit):
+def test_computed_rows_of_the_stated_length_pass_silently(tried, limit):
     assert tried(author.second_turn(**limit)) == []
 
 
@@ -178,7 +178,7 @@ def test_a_mistake_that_no_values_can_cure_is_one_line_with_file_and_line(tried,
         (author.divides_by_zero, "ZeroDivisionError"),
     ],
 )
-def test_what_may_be_due_to_made_up_rows_stops_no_run(tried, operator, says):
+def test_an_error_that_made_up_rows_may_cause_stops_no_run(tried, operator, says):
     """It is told, with the line of the author's own file; what depends on it is not tried."""
     (warning,) = tried(author.body(operator, author.reads_returns))
     assert warning.startswith(f"{operator.name} failed on made-up rows")
@@ -186,7 +186,7 @@ def test_what_may_be_due_to_made_up_rows_stops_no_run(tried, operator, says):
     assert re.search(rf"author\.py:\d+ in {operator.name}\)$", warning)
 
 
-def test_a_loss_whose_gradient_is_zero_may_be_right(tried):
+def test_a_loss_with_a_zero_gradient_is_accepted(tried):
     """Of made-up advantages, say; and it need not depend on all that it asks for."""
     assert tried(author.body(author.right, author.asks_for_more_than_it_uses)) == []
 
@@ -229,7 +229,7 @@ def test_a_best_metric_that_no_evaluation_can_have_is_refused_before_a_device_is
 
 
 @pytest.mark.parametrize("metric", ["measured.lenth", "score.exact/lenth"])
-def test_a_best_metric_that_a_persons_function_may_make_is_warned_of(evaluated, metric):
+def test_a_best_metric_that_a_users_function_may_make_gives_a_warning(evaluated, metric):
     """What it makes of real rows may have other names than what it makes of made-up ones."""
     warning = BestModel(metric).check_metric(*evaluated)
     assert warning.startswith(f"best_metric: only the first evaluation shows whether {metric} exists; if not, ")
@@ -246,7 +246,7 @@ def test_a_best_metric_that_a_persons_function_may_make_is_warned_of(evaluated, 
         "student_evaluation.truncated",
     ],
 )
-def test_a_best_metric_that_is_there_passes_in_silence(evaluated, metric):
+def test_an_existing_best_metric_passes_silently(evaluated, metric):
     assert BestModel(metric).check_metric(*evaluated) is None
 
 

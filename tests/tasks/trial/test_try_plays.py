@@ -55,7 +55,7 @@ def test_a_role_plays_in_its_own_tokens(tmp_path):
     assert in_tokens_of("actor", prompts, tokenizers) == prompts
 
 
-def test_a_play_that_does_the_same_again_passes_in_silence(tried):
+def test_a_play_that_repeats_itself_passes_silently(tried):
     assert tried("same") == []
 
 
@@ -88,7 +88,7 @@ def test_a_play_that_fails_on_made_up_turns_may_work_on_real_turns(tried):
     assert "plays_twice.py:" in line
 
 
-def test_an_environment_whose_steps_fail_is_named_though_the_model_would_read_the_error(tried):
+def test_an_environment_with_failing_steps_is_named_even_if_the_model_reads_errors(tried):
     (line,) = tried("NeverSteps", signature="openenv", arguments={"base_url": "http://127.0.0.1"})
     assert line.startswith(f"play {FILE}:NeverSteps failed on made-up turns, and may fail on real turns; row 0: Name")
     assert "plays_twice.py:" in line

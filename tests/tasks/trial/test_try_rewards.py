@@ -82,7 +82,7 @@ def tried(tmp_path, tokenizer):
         ("right_and_async", "row"),
     ],
 )
-def test_a_right_reward_passes_in_silence(tried, name, signature):
+def test_a_correct_reward_passes_silently(tried, name, signature):
     assert tried(name, signature) == []
 
 
@@ -100,7 +100,7 @@ def test_a_right_reward_passes_in_silence(tried, name, signature):
         ("wrong_name_in_the_last_row", "row", "row 5 of prompts: NameError: name 'nothing_of_this_name' is not defin"),
     ],
 )
-def test_what_no_response_can_cure_is_refused_in_a_line_with_row_file_and_line(tried, name, signature, says):
+def test_an_error_that_no_response_can_cure_is_refused_with_row_file_and_line(tried, name, signature, says):
     """Of the held-out rows too, which may have other columns."""
     with pytest.raises(InvalidInput) as refused:
         tried(name, signature)
@@ -120,7 +120,7 @@ def test_what_no_response_can_cure_is_refused_in_a_line_with_row_file_and_line(t
         ("dies", {}, r"row 0: its process ended with status 3 \({file}:\d+ in dies\)"),
     ],
 )
-def test_what_a_real_response_may_cure_is_a_warning_with_file_and_line(tried, name, settings, says):
+def test_an_error_that_a_real_response_may_cure_is_a_warning(tried, name, settings, says):
     """Once, though the held-out rows fail in the same way."""
     (warning,) = tried(name, **settings)
     failed = "failed on 4 of 4 rows of prompts with a made-up response, and may fail on real responses; "
@@ -129,7 +129,7 @@ def test_what_a_real_response_may_cure_is_a_warning_with_file_and_line(tried, na
     assert "\n" not in warning
 
 
-def test_a_function_of_trl_that_takes_a_row_for_completions_is_told_its_signature(tried):
+def test_a_trl_function_called_with_rows_is_refused_with_its_signature(tried):
     """A row can be its only argument, so that the import does not see it."""
     (warning,) = tried("misspelt_in_trl")
     assert warning.endswith(" in misspelt_in_trl); set signature: trl")
@@ -228,7 +228,7 @@ def test_rows_that_have_an_answer_keep_it(tmp_path, tokenizer):
     }
 
 
-def test_a_made_up_row_has_the_columns_and_types_of_a_rows_in_the_run(tmp_path, tokenizer):
+def test_a_made_up_row_has_a_real_rows_columns_and_types(tmp_path, tokenizer):
     source = dataset(tmp_path, "prompts", tokenizer)
     tried = made_up_rows(source, 0)[0]
     (prompt,) = source.read([0])["prompt_tokens"]

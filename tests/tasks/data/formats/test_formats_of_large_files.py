@@ -40,7 +40,7 @@ def test_a_schema_that_fits_one_format_is_enough(tmp_path, qwen, loaded):
     assert "double" not in loaded
 
 
-def test_a_row_of_another_format_is_found_where_rows_are_read(tmp_path, qwen):
+def test_a_row_in_another_format_is_found_when_it_is_read(tmp_path, qwen):
     """Rows that a run does not read are not looked at."""
     path = parquet(tmp_path / "c.parquet", conversations=[TURNS] * 3 + [[]])
     source = open_source("chats", Chats(path=path, split_column=None), qwen)
@@ -49,7 +49,7 @@ def test_a_row_of_another_format_is_found_where_rows_are_read(tmp_path, qwen):
         source.check(max_tokens=4096, items=range(4))
 
 
-def test_the_identity_of_a_run_has_the_format_and_its_columns(tmp_path, qwen):
+def test_a_runs_identity_has_the_format_and_its_columns(tmp_path, qwen):
     path = parquet(tmp_path / "c.parquet", **{name: [value] for name, value in GLAIVE.items()})
     value = Chats(path=path, split_column=None)
     found = open_source("chats", value, qwen).rows.found
@@ -60,7 +60,7 @@ def test_the_identity_of_a_run_has_the_format_and_its_columns(tmp_path, qwen):
 
 
 @pytest.mark.parametrize("kind", [Chats, Prompts, Preferences])
-def test_our_own_columns_leave_the_identity_as_it_was(tmp_path, qwen, kind):
+def test_our_own_columns_do_not_change_the_identity(tmp_path, qwen, kind):
     columns = {"messages": [TURNS]} if kind is Chats else {"prompt": ["a"], "chosen": ["b"], "rejected": ["c"]}
     value = kind(path=parquet(tmp_path / "c.parquet", **columns), split_column=None)
     assert open_source("data", value, qwen).rows.found.identity == ""
@@ -76,7 +76,7 @@ def test_a_rank_reads_the_rows_that_the_controller_checked(tmp_path, qwen):
     assert there.read([0]) == source.read([0])
 
 
-def test_every_form_has_one_name_and_a_setting_that_takes_it():
+def test_every_format_has_one_name_that_a_setting_accepts():
     forms = [format.form for format in FORMATS]
     assert len(set(forms)) == len(forms)
     kinds = {"prompts": Prompts, "chats": Chats, "pairs": Preferences}

@@ -185,7 +185,7 @@ LEARNT = {
 
 
 @pytest.mark.parametrize("case", LEARNT)
-def test_chats_are_learnt_as_the_template_writes_their_messages(stored, qwen, case):
+def test_chats_are_learnt_as_the_template_renders_them(stored, qwen, case):
     row, messages, tools, described = LEARNT[case]
     path = stored(row)
     source = open_source("chats", Chats(path=path, split_column=None), qwen)
@@ -248,7 +248,7 @@ ASKED = {
 
 
 @pytest.mark.parametrize("case", ASKED)
-def test_prompts_are_what_the_template_writes_of_their_messages(stored, qwen, case):
+def test_prompts_are_their_messages_as_the_template_renders_them(stored, qwen, case):
     row, messages, tools, described = ASKED[case]
     path = stored(row)
     source = open_source("prompts", Prompts(path=path, split_column=None), qwen)
@@ -291,7 +291,7 @@ def test_plain_questions_are_prompts_and_every_column_reaches_a_reward(stored, q
     ],
 )
 @pytest.mark.parametrize("chat_template", [False, True])
-def test_a_question_and_its_answer_are_plain_unless_the_template_is_asked_for(stored, qwen, row, chat_template):
+def test_questions_and_answers_are_plain_text_unless_a_template_is_requested(stored, qwen, row, chat_template):
     source = open_source("chats", Chats(path=stored(row), split_column=None, chat_template=chat_template), qwen)
     source.check(max_tokens=4096)
     tokenizer = AutoTokenizer.from_pretrained(qwen)
@@ -300,7 +300,7 @@ def test_a_question_and_its_answer_are_plain_unless_the_template_is_asked_for(st
     assert tokenizer.decode(tokens) == (chat.rstrip("\n") if chat_template else f"1 + 2?3{tokenizer.eos_token}")
 
 
-def test_the_columns_of_a_converted_row_reach_a_reward_as_they_are(stored, qwen):
+def test_a_converted_rows_columns_reach_a_reward_unchanged(stored, qwen):
     row = {"conversations": TURNS[:1], "tools": json.dumps([FUNCTION]), "answer": "3"}
     source = open_source("prompts", Prompts(path=stored(row), split_column=None), qwen)
     assert {name: source.read_column(name, [0])[0] for name in source.columns} == {"prompt": CHAT[:1], **row}

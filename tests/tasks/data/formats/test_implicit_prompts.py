@@ -22,7 +22,7 @@ words = st.lists(st.sampled_from(["a", "cat", "dog", "the", "is", "blue", "green
 
 
 @given(words, words, words)
-def test_texts_that_differ_in_their_first_word_have_the_prompt_of_trl(prompt, chosen, rejected):
+def test_texts_with_different_first_words_get_trls_prompt(prompt, chosen, rejected):
     """Words that begin with different letters."""
     if chosen[0] == rejected[0]:
         rejected = f"x{rejected}"
@@ -32,7 +32,7 @@ def test_texts_that_differ_in_their_first_word_have_the_prompt_of_trl(prompt, ch
 
 
 @given(words, words, words)
-def test_prompt_and_answer_are_the_text_and_the_cut_is_between_words(prompt, chosen, rejected):
+def test_a_text_is_cut_into_prompt_and_answer_between_words(prompt, chosen, rejected):
     sides = [f"{HH} {prompt} {chosen}", f"{HH} {prompt} {rejected}"], [f"{prompt} {chosen}", f"{prompt} {rejected}"]
     for one, other in sides:
         if one == other:
@@ -93,7 +93,7 @@ def test_texts_without_a_prompt_or_an_answer_are_refused(stored, tmp_path_factor
         open_source("pairs", Preferences(path=path, split_column=None), tokenizer).check(max_tokens=40)
 
 
-def test_rows_of_texts_have_the_prompt_that_both_begin_with(stored, tmp_path_factory):
+def test_text_pairs_get_their_common_beginning_as_prompt(stored, tmp_path_factory):
     tokenizer = save_small_tokenizer(tmp_path_factory.mktemp("words"))
     path = stored({"chosen": "what is it it is good", "rejected": "what is it it is bad"})
     source = open_source("pairs", Preferences(path=path, split_column=None), tokenizer)
@@ -114,7 +114,7 @@ chats = st.lists(asked, min_size=1, max_size=4)
 
 
 @given(chats, st.sampled_from(WORDS[3:]), st.sampled_from(WORDS[3:]))
-def test_messages_have_the_prompt_of_trl(prompt, chosen, rejected):
+def test_message_pairs_get_trls_prompt(prompt, chosen, rejected):
     if chosen == rejected:
         return
     right = extract_prompt({"chosen": [*prompt, say(chosen)], "rejected": [*prompt, say(rejected)]})
@@ -123,7 +123,7 @@ def test_messages_have_the_prompt_of_trl(prompt, chosen, rejected):
 
 
 @given(st.lists(st.sampled_from(WORDS[3:]), min_size=1, max_size=6))
-def test_turns_become_the_messages_that_trl_makes(texts):
+def test_turns_become_the_same_messages_as_in_trl(texts):
     turns = [{"from": ("user", "assistant")[number % 2], "value": text} for number, text in enumerate(texts)]
     right = maybe_convert_to_chatml({"conversations": [dict(turn) for turn in turns]})["messages"]
     assert messages_of(turns, "row 0", "file", is_whole=True) == right

@@ -110,7 +110,7 @@ STATED = {
 
 
 @pytest.mark.parametrize("case", STATED)
-def test_columns_that_are_stated_win(stored, qwen, case):
+def test_stated_columns_win(stored, qwen, case):
     row, settings, described = STATED[case]
     path = stored(row)
     source = open_source("chats", Chats(path=path, split_column=None, **settings), qwen)
@@ -161,7 +161,7 @@ def test_a_form_and_columns_that_do_not_fit_the_file_are_refused(stored, qwen, c
         )
 
 
-def test_a_stated_column_of_a_form_that_the_first_row_rules_out_is_refused(stored, qwen):
+def test_a_stated_column_that_the_first_row_rules_out_is_refused(stored, qwen):
     """Both columns are in the file; a row has a value in one of them alone."""
     path = stored({"chat": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}], "body": None})
     chats = Chats(path=path, split_column=None, messages_column="chat", text_column="body")
@@ -297,13 +297,13 @@ def test_a_prompt_that_ends_with_an_answer_is_refused_or_stripped(stored, qwen):
         ),
     ],
 )
-def test_conversations_around_an_answer_must_have_it_or_not(stored, qwen, kind, row, says):
+def test_conversations_must_all_include_the_answer_or_all_leave_it_out(stored, qwen, kind, row, says):
     path = stored(row, {**row, "label": False} if "label" in row else row)
     with pytest.raises(InvalidInput, match=says):
         open_source("data", kind(path=path, split_column=None), qwen).check(max_tokens=4096)
 
 
-def test_a_format_of_chats_needs_a_template(stored, tokenizer_without_template):
+def test_a_chat_format_needs_a_template(stored, tokenizer_without_template):
     with pytest.raises(
         InvalidInput, match=r"^chats.chat_template: got .*, expected a tokenizer that has a chat template"
     ):
@@ -311,14 +311,14 @@ def test_a_format_of_chats_needs_a_template(stored, tokenizer_without_template):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_columns_that_nobody_reads_are_said(tmp_path, qwen, kind):
+def test_unread_columns_are_logged(tmp_path, qwen, kind):
     row = {"conversations": TURNS[:1], "chosen": gpt("a"), "rejected": gpt("b"), "label": True, "images": ["a.png"]}
     path = json_lines(tmp_path / "c.json", row)
     source = open_source("data", KINDS[kind](path=path, split_column=None), qwen)
     assert source.rows.remark.endswith("; images is not read")
 
 
-def test_the_list_of_a_file_is_said(tmp_path, qwen):
+def test_the_key_of_a_files_list_is_logged(tmp_path, qwen):
     (tmp_path / "c.json").write_text(json.dumps({"data": [ALPACA]}))
     source = open_source("chats", Chats(path=str(tmp_path / "c.json"), split_column=None), qwen)
     assert source.rows.remark.endswith(

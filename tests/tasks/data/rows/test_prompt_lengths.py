@@ -23,12 +23,12 @@ def prompts(tmp_path, tokenizer):
     return make
 
 
-def test_a_prompt_that_is_too_long_is_refused_unless_something_else_is_asked_for(prompts):
+def test_a_long_prompt_is_refused_by_default(prompts):
     with pytest.raises(InvalidInput, match=r"prompts row 1: got '6 tokens', expected at most 4, its max_prompt_length"):
         prompts(max_prompt_length=4).check(max_tokens=64)
 
 
-def test_prompts_that_are_left_out_are_said_and_leave_columns_where_they_belong(prompts):
+def test_dropped_prompts_are_logged_and_columns_stay_aligned(prompts):
     source = prompts(max_prompt_length=4, overlong_prompts="drop")
     checked = source.check(max_tokens=64)
     assert checked.longest == 3  # of those that are read
@@ -41,12 +41,12 @@ def test_prompts_that_are_left_out_are_said_and_leave_columns_where_they_belong(
 
 
 @pytest.mark.parametrize("overlong", ["drop", "keep_end", "keep_start"])
-def test_nothing_is_said_where_every_prompt_fits(prompts, overlong):
+def test_no_line_is_logged_if_every_prompt_fits(prompts, overlong):
     assert prompts(max_prompt_length=40, overlong_prompts=overlong).check(max_tokens=64).remarks == ()
 
 
 @pytest.mark.parametrize(("keep", "text"), [("keep_end", "is the best film"), ("keep_start", "<s> what is the")])
-def test_prompts_are_cut_at_the_end_that_is_asked_for(prompts, keep, text):
+def test_prompts_are_cut_at_the_requested_end(prompts, keep, text):
     source = prompts(max_prompt_length=4, overlong_prompts=keep)
     checked = source.check(max_tokens=64)
     assert checked.longest == 4
@@ -68,18 +68,18 @@ def test_prompts_are_cut_at_the_end_that_is_asked_for(prompts, keep, text):
         ({"system_prompt": "good"}, "plain text has no system message"),
     ],
 )
-def test_what_makes_no_sense_is_refused(prompts, settings, says):
+def test_contradictory_settings_are_refused(prompts, settings, says):
     with pytest.raises(InvalidInput, match=says) as error:
         prompts(**settings).check(max_tokens=64)
     assert "\n" not in str(error.value)
 
 
-def test_a_way_with_long_prompts_needs_a_length():
+def test_a_setting_for_long_prompts_needs_a_limit():
     with pytest.raises(InvalidInput, match="overlong_prompts: 'drop' is not used: no prompt is overlong"):
         Prompts(path="a", overlong_prompts="drop")
 
 
-def test_a_system_prompt_comes_before_a_chat_and_the_template_is_said(prompts):
+def test_a_system_prompt_precedes_a_chat_and_the_template_is_logged(prompts):
     source = prompts(texts=["what is it"], chat_template=True, system_prompt="the best film")
     source.check(max_tokens=64)
     assert source.read([0])["prompt_tokens"] == [ids("<unk> the best film user what is it assistant")]
@@ -87,7 +87,7 @@ def test_a_system_prompt_comes_before_a_chat_and_the_template_is_said(prompts):
     assert "renders a prompt as 'system the best film user {prompt} assistant'" in line
 
 
-def test_a_templates_own_system_prompt_is_said(tmp_path, prompts):
+def test_a_templates_own_system_prompt_is_logged(tmp_path, prompts):
     own = "{% if messages[0].role != 'system' %}system good film {% endif %}"
     rest = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
     folder = save_small_tokenizer(tmp_path / "own", own + rest)

@@ -43,7 +43,7 @@ def source(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_lengths_are_those_of_the_rows_that_are_read(source, kind):
+def test_measured_lengths_are_those_of_the_rows_that_are_read(source, kind):
     dataset = source(kind)
     key = "prompt_tokens" if kind == "prompts" else "tokens"
     read = dataset.read(range(len(dataset)))[key]
@@ -51,7 +51,7 @@ def test_lengths_are_those_of_the_rows_that_are_read(source, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_bad_row_is_named_by_its_number_in_the_file(source, kind):
+def test_a_bad_row_is_reported_by_its_number_in_the_file(source, kind):
     with pytest.raises(InvalidInput, match=f"rows row {BAD}"):
         source(kind, word="").check(max_tokens=99)
     with pytest.raises(InvalidInput, match=f"rows row {BAD}: got '.* tokens', expected at most"):
@@ -69,7 +69,7 @@ def test_items_that_a_run_does_not_read_are_not_checked(source, kind):
         dataset.check(max_tokens=99, items=[0, 2, 4, BAD])
 
 
-def test_a_long_check_says_how_far_it_is(source, monkeypatch):
+def test_a_long_check_reports_its_progress(source, monkeypatch):
     monkeypatch.setattr(row_checks, "QUIET_SECONDS", -1.0)
     lines = []
     source("prompts", say=lines.append).check(max_tokens=99)
@@ -77,7 +77,7 @@ def test_a_long_check_says_how_far_it_is(source, monkeypatch):
     assert all("s left" in line for line in lines)
 
 
-def test_many_texts_at_once_have_the_tokens_of_each_alone(source, tokenizer):
+def test_texts_get_the_same_tokens_together_as_alone(source, tokenizer):
     """With the special token that begins a text, and without it inside a chat."""
     dataset, plain = source("prompts"), load_tokenizer(tokenizer)
     assert dataset.read(range(10))["prompt_tokens"] == [

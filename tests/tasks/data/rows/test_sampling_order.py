@@ -20,13 +20,13 @@ def test_each_epoch_has_every_item_once(seed, num_items, batch_size, epochs):
         assert sorted(seen[epoch * num_items : (epoch + 1) * num_items]) == list(range(num_items))
 
 
-def test_epochs_and_seeds_have_orders_of_their_own():
+def test_each_epoch_and_seed_has_its_own_order():
     orders = {row_ids(epoch, 50, seed, 50) for epoch in (1, 2, 3) for seed in range(3)}
     assert len(orders) == 9
 
 
 @given(num_items=st.integers(8, 60), steps=st.integers(0, 9), seed=st.integers(0, 3))
-def test_the_items_that_a_run_reads_are_those_of_its_steps_and_the_first(num_items, steps, seed):
+def test_a_run_reads_its_steps_items_and_the_first_items(num_items, steps, seed):
     """Every row that a step or an evaluation reads is checked, and few others are."""
     graph = traced(ppo, algo=PPO(batch_size=8))
     dataset, *others = graph.datasets

@@ -77,7 +77,7 @@ def test_both_rows_of_a_pair_have_its_columns(tmp_path, tokenizer):
     assert source.columns == ("chosen", "rejected", "margin")
 
 
-def test_columns_with_names_of_calls_keys_are_read_under_others(tmp_path, tokenizer):
+def test_a_column_named_like_a_calls_key_is_read_under_another_name(tmp_path, tokenizer):
     """Those of a run's rollouts, say."""
     names = {name: [1.0] for name in keys_of_calls()}
     path = parquet(tmp_path / "p.parquet", prompt=["a film"], **names)
@@ -101,14 +101,14 @@ BAD = [
 
 
 @pytest.mark.parametrize(("columns", "says"), BAD, ids=[*map(str, range(len(BAD)))])
-def test_a_name_for_nothing_is_refused_in_one_line(tmp_path, tokenizer, columns, says):
+def test_a_name_for_a_missing_column_is_refused_in_one_line(tmp_path, tokenizer, columns, says):
     for path in every_format(tmp_path):
         with pytest.raises(InvalidInput, match=says) as refused:
             PromptDataset("prompts", path, tokenizer, column_paths=columns).check(max_tokens=5)
         assert "\n" not in str(refused.value)
 
 
-def test_a_run_goes_on_with_columns_that_are_read_as_before():
+def test_a_run_resumes_if_columns_are_read_as_before():
     """What is said of a dataset differs with them; settings at their defaults are not said."""
     plain = ""
     assert read_as(Prompts(path="a")) == read_as(Prompts(path="b")) == plain

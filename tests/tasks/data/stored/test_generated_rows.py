@@ -15,7 +15,7 @@ SUMS = "reasoning_gym:chain_sum?size=20&seed=42&min_terms=2&max_terms=3"
 
 
 @needs_package
-def test_a_task_gives_questions_answers_and_what_its_own_scorer_takes():
+def test_a_task_gives_questions_answers_and_its_scorers_entry():
     """The package itself says that each answer is right, and nothing is not."""
     import reasoning_gym
 
@@ -46,7 +46,7 @@ BAD = {
 
 @needs_package
 @pytest.mark.parametrize("path", BAD)
-def test_a_task_that_is_none_is_refused_in_one_line(path):
+def test_an_unknown_task_is_refused_in_one_line(path):
     with pytest.raises(InvalidInput, match=BAD[path]) as refused:
         StoredRows("d", path).read("prompt")
     assert "\n" not in str(refused.value)
@@ -80,7 +80,7 @@ def test_options_that_cannot_be_read_are_refused_in_one_line(options, says):
         StoredRows("d", f"reasoning_gym:chain_sum?{options}").read("prompt")
 
 
-def test_without_the_package_one_line_says_how_to_get_it(monkeypatch):
+def test_a_missing_package_is_named_with_its_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(InvalidInput, match=r"^d.path: .*pip install '\.\[rewards\]'"):
         StoredRows("d", SUMS).read("prompt")

@@ -37,7 +37,7 @@ def rows(hub, tmp_path):
 @pytest.mark.parametrize(
     "path", ["train-0.parquet", "lines.jsonl", "more", "train-*.parquet", "**/*.parquet", "train-[01].parquet"]
 )
-def test_rows_on_the_hub_are_those_of_the_same_path_on_disk(hub, rows, path):
+def test_rows_on_the_hub_equal_the_same_files_on_disk(hub, rows, path):
     named, local = (StoredRows("prompts", f"{place}/{path}") for place in ("hf://datasets/acme/rows", rows))
     assert named.read("prompt") == local.read("prompt") != []
     assert hub.asked_for("GET", "rows.py") == hub.asked_for("GET", "README") == []
@@ -52,7 +52,7 @@ def test_only_files_that_the_path_names_are_downloaded(hub, rows):
     }
 
 
-def test_a_dataset_is_read_at_the_commit_that_it_had(hub, rows, tmp_path):
+def test_a_dataset_is_read_at_its_recorded_commit(hub, rows, tmp_path):
     path = pinned_dataset("hf://datasets/acme/rows@main/lines.jsonl", "prompts.path", {}, lambda line: None)
     hub.add("datasets/acme/rows", {"lines.jsonl": b'{"prompt": "newer"}\n'})
     assert StoredRows("prompts", path).read("prompt") == ["e"]
@@ -65,7 +65,7 @@ def test_a_model_repository_may_have_rows(hub):
 
 
 @pytest.mark.parametrize("path", ["hf://datasets/acme/rows", "hf://datasets/acme/rows/none.parquet", "acme/rows"])
-def test_a_dataset_without_a_file_is_answered_with_the_paths_of_its_files(hub, rows, path):
+def test_a_dataset_without_a_file_is_refused_with_a_list_of_its_files(hub, rows, path):
     with pytest.raises(InvalidInput) as error:
         StoredRows("prompts", path).read("prompt")
     assert str(error.value).startswith(f"prompts.path: got '{path}', expected ")
@@ -73,7 +73,7 @@ def test_a_dataset_without_a_file_is_answered_with_the_paths_of_its_files(hub, r
 
 
 @pytest.mark.parametrize("path", ["acme/none", "data/none.jsonl", "none.parquet"])
-def test_a_path_that_no_dataset_has_is_refused_as_before(hub, path):
+def test_an_unknown_path_is_refused_as_for_local_files(hub, path):
     with pytest.raises(
         InvalidInput, match=f"prompts.path: got '{path}', expected an existing file of Parquet, JSON or CSV"
     ):
@@ -81,7 +81,7 @@ def test_a_path_that_no_dataset_has_is_refused_as_before(hub, path):
     assert hub.asked_for("GET", "none.jsonl") == []
 
 
-def test_offline_a_dataset_is_answered_with_the_command(hub, rows, monkeypatch):
+def test_an_uncached_dataset_offline_is_refused_with_the_download_command(hub, rows, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("RLHF_HUB_OFFLINE", "1")
     with pytest.raises(InvalidInput, match="hf download acme/rows --repo-type dataset --revision v1"):

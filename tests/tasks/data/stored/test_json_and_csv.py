@@ -46,7 +46,7 @@ def test_a_file_has_the_same_rows_in_every_form(tmp_path, name):
     assert rows.column("answer").kind == "number"
 
 
-def test_the_key_of_a_list_is_said(tmp_path):
+def test_the_key_of_a_list_is_logged(tmp_path):
     FILES["under_data.json"](tmp_path / "a.json")
     assert StoredRows("d", str(tmp_path / "a.json")).remark == "; the rows are the list 'data' of the file"
     FILES["list.json"](tmp_path / "b.json")

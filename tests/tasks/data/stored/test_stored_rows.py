@@ -74,7 +74,7 @@ def test_values_of_lines_come_back_as_written(tmp_path_factory, values, data):
     assert rows.read("n") == list(range(len(values)))
 
 
-def test_objects_of_lines_keep_their_own_keys(tmp_path):
+def test_objects_in_json_lines_keep_their_own_keys(tmp_path):
     """Nothing is filled in where lines differ within a value, nor made a date that looks like one."""
     infos = [{"a": 1}, {"b": ["x", 2]}, {"a": "2024-01-01"}]
     path = json_lines(tmp_path / "rows.jsonl", *({"info": info, "day": "2024-01-01"} for info in infos))
@@ -83,7 +83,7 @@ def test_objects_of_lines_keep_their_own_keys(tmp_path):
     assert rows.read("day") == ["2024-01-01"] * 3
 
 
-def test_what_is_read_may_be_changed(tmp_path):
+def test_read_values_may_be_changed(tmp_path):
     """A reward that changes its arguments changes no later ones."""
     rows = StoredRows("data", json_lines(tmp_path / "rows.jsonl", {"info": {"a": [1]}}))
     rows.read("info")[0]["a"].append(2)
@@ -114,7 +114,7 @@ def test_objects_that_datasets_stores_as_json_text_are_objects(tmp_path):
     assert rows.read("lists") == [[{"a": 1}], [None]]
 
 
-def test_a_column_of_nothing_in_one_file_takes_the_type_of_the_others(tmp_path):
+def test_a_columns_type_ignores_files_with_only_nulls(tmp_path):
     parquet(tmp_path / "0.parquet", a=pa.nulls(1))
     parquet(tmp_path / "1.parquet", a=["x"])
     assert StoredRows("data", str(tmp_path)).read("a") == [None, "x"]
@@ -243,7 +243,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_read_is_refused_in_one_line(tmp_path, case):
+def test_unreadable_files_are_refused_in_one_line(tmp_path, case):
     write, says = BAD[case]
     with pytest.raises(InvalidInput, match=says) as refused:
         StoredRows("d", write(tmp_path)).read("a")
@@ -268,18 +268,18 @@ def test_a_damaged_saved_file_is_refused(tmp_path, at):
         ("inform.x", r"^d.inform.x: got 'inform.x', expected a column of .*; it has text, number, chat, info"),
     ],
 )
-def test_a_path_that_leads_nowhere_says_what_is_there(tmp_path, path, says):
+def test_a_wrong_path_is_refused_with_a_list_of_existing_files(tmp_path, path, says):
     for place in stores(tmp_path).values():
         with pytest.raises(InvalidInput, match=says):
             StoredRows("d", place).column(path)
 
 
-def test_a_name_with_a_dot_is_a_name_before_it_is_a_path(tmp_path):
+def test_a_column_name_with_a_dot_takes_precedence_over_a_path(tmp_path):
     path = parquet(tmp_path / "p.parquet", **{"info.truth": ["name"]}, info=[{"truth": "path"}])
     assert StoredRows("d", path).read("info.truth") == ["name"]
 
 
-def test_an_unknown_split_says_which_there_are(tmp_path):
+def test_an_unknown_split_is_refused_with_a_list_of_splits(tmp_path):
     path = saved_splits(tmp_path / "both", train=pa.table({"a": ["x"]}), test=pa.table({"a": ["x"]}))
     with pytest.raises(InvalidInput, match=r"^d.split: got 'valid', expected a split of .*: train, test$"):
         StoredRows("d", path, "split", "valid").read("a")

@@ -24,7 +24,7 @@ def panels(svg):
 
 
 @given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=30))
-def test_every_value_has_its_place_in_the_panel(values):
+def test_every_value_is_at_its_place_in_the_panel(values):
     (points,) = panels(curves_svg({"a<b.loss": list(enumerate(values))})).values()
     assert len(points) == len(values)
     assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in points)
@@ -39,12 +39,12 @@ def test_panels_share_their_steps():
     assert drawn["once"][0][0] == drawn["every"][1][0]
 
 
-def test_what_is_not_finite_is_left_out():
+def test_values_that_are_not_finite_are_left_out():
     drawn = panels(curves_svg({"a": [(0, 1.0), (1, float("nan")), (2, 2.0)], "b": [(0, float("inf"))]}))
     assert len(drawn["a"]) == 2 and "b" not in drawn
 
 
-def test_no_curve_is_a_picture_too():
+def test_without_curves_there_is_still_a_picture():
     assert ElementTree.fromstring(curves_svg({})).tag == f"{SVG}svg"
 
 

@@ -19,7 +19,7 @@ def test_the_picture_has_a_box_for_each_call_and_dataset_and_a_line_for_each_edg
     assert len(lines) - len(dashed) == sum(len(call.inputs) for call in graph)
 
 
-def test_what_a_call_reads_stands_above_it():
+def test_a_calls_inputs_are_drawn_above_it():
     graph = ppo()
     floor = {name: number for number, level in enumerate(floors(graph)) for name in level}
     assert all(floor[port.source] < floor[call.name] for call in graph for port in call.inputs)

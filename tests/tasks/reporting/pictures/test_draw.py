@@ -39,7 +39,7 @@ def test_the_plan_table_has_a_row_per_call():
     }
 
 
-def test_whatever_a_plan_decides_has_a_column_and_what_it_does_not_has_none():
+def test_the_table_has_a_column_for_each_decision_of_the_plan():
     """Any field of a placement that some call does not have as usual, and expert parallelism, beside the others."""
     placements = dict(PLAN.placements)
     shared = placements["actor_train_step"]
@@ -101,14 +101,14 @@ def rectangles(bars):
     return found
 
 
-def test_a_bar_begins_and_ends_where_its_times_say():
+def test_a_bar_begins_and_ends_at_its_times():
     [(_, first), (_, second)] = rectangles(
         [Bar("a", "generate", ("n0:0",), 100.0, 110.0), Bar("b", "compute", ("n0:0",), 110.0, 120.0)]
     )
     assert (first[0], first[2], second[2]) == pytest.approx((92, 638, 1184), abs=0.2)
 
 
-def test_what_runs_on_no_device_has_no_lane():
+def test_nodes_without_devices_have_no_lane():
     """The commit of a checkpoint is the controller's."""
     written = Bar("actor.checkpoint", "checkpoint", ("n0:0",), 0, 1)
     assert rectangles([written, Bar("checkpoint.commit", "commit", (), 1, 2)]) == rectangles([written])
@@ -133,7 +133,7 @@ def test_neighbouring_devices_of_one_node_share_a_bar():
         unique=True,
     )
 )
-def test_no_two_bars_cover_each_other(bars):
+def test_bars_do_not_cover_each_other(bars):
     """Whatever ran together is drawn beside each other, and inside the picture; titles are escaped."""
     boxes = [box for _, box in rectangles(bars)]
     for index, (left, top, right, bottom) in enumerate(boxes):

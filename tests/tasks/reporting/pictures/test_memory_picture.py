@@ -29,7 +29,7 @@ def drawn(*peaks: Peak) -> str:
     return memory_svg(Certificate("mine", peaks, (), 0), ClusterShape("two", 1, 2, 10 * GIB))
 
 
-def test_equal_devices_share_a_bar_whose_parts_are_as_wide_as_their_bytes():
+def test_equal_devices_share_a_bar_with_parts_in_proportion_to_bytes():
     svg = drawn(peak("n0:0", 2, 5), peak("n0:1", 2, 5))
     assert svg.count("n0:0-1 during train: 7.0 of 10.0 GiB") == 1
     widths = bars(svg)

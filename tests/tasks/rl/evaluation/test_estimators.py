@@ -56,7 +56,7 @@ def test_maj_is_the_score_of_the_answer_with_most_votes(samples):
 
 
 @given(SCORES)
-def test_avg_is_the_mean_of_the_scores_that_there_are(scores):
+def test_avg_is_the_mean_of_the_existing_scores(scores):
     known = [score for score in scores if not math.isnan(score)]
     expected = sum(known) / len(known) if known else math.nan
     assert avg(np.array([scores]))[0] == pytest.approx(expected, nan_ok=True)
@@ -70,6 +70,6 @@ def test_prompts_do_not_mix():
 
 
 @given(st.integers(1, 4096))
-def test_every_k_can_be_drawn_and_all_samples_are_one_of_them(samples):
+def test_every_k_is_at_most_the_number_of_samples_which_is_included(samples):
     ks = powers_of_two(samples)
     assert ks[0] == 1 and ks[-1] == samples and list(ks) == sorted(set(ks))

@@ -44,7 +44,7 @@ def test_the_same_values_have_the_same_interval_around_their_mean(values):
         assert found.mean == pytest.approx(sum(known) / len(known), abs=1e-6)
 
 
-def test_of_very_many_prompts_the_normal_interval_takes_over_without_a_jump():
+def test_for_many_prompts_the_normal_interval_takes_over_smoothly():
     """On either side of the bound both are nearly the same."""
     values = np.random.default_rng(1).exponential(size=MANY + 1)
     drawn, normal = interval(values[:-1]), interval(values)

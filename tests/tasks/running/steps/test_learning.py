@@ -67,7 +67,7 @@ def run(graph, *steps, most=10, **options):
         (EMPTY | {"evaluation.unscored": 1.0, "evaluation.truncated": 1.0}, "no gradient"),
     ],
 )
-def test_the_line_of_a_step_without_a_gradient_names_the_cause(step, phrase):
+def test_a_line_for_a_step_without_gradient_names_the_cause(step, phrase):
     """From the metrics of the calls that the train_step reads, and of no other call."""
     (found,), _ = run(GRPO, step)
     assert found.phrase == f"{phrase}: nothing learnt"
@@ -86,14 +86,14 @@ def test_three_empty_steps_in_a_row_are_a_warning_and_ten_end_the_run():
     assert isinstance(found[9].error, MISTAKES), "to try again is in vain"
 
 
-def test_a_setting_says_after_how_many_empty_steps_a_run_ends_or_that_it_never_does():
+def test_a_setting_limits_empty_steps_or_allows_any_number():
     found, warnings = run(GRPO, *[EMPTY] * 2, most=2)
     assert found[1].error is not None and not warnings
     found, warnings = run(GRPO, *[EMPTY] * 40, most=None)
     assert not any(each.error for each in found) and len(warnings) == 1 and "the run ends" not in warnings[0]
 
 
-def test_a_step_with_a_gradient_begins_the_count_anew():
+def test_a_step_with_a_gradient_resets_the_count():
     found, warnings = run(GRPO, *[EMPTY, EMPTY, LEARNS] * 20)
     assert not warnings and not any(each.error for each in found)
     assert [each.phrase for each in found[:3]] == ["no gradient: nothing learnt"] * 2 + [""]
@@ -113,7 +113,7 @@ def test_a_step_with_a_gradient_begins_the_count_anew():
     ],
     ids=["plain", "half skipped", "half empty", "tiny", "warm-up", "at the limits", "evaluation", "penalties differ"],
 )
-def test_a_run_that_learns_hears_nothing(step):
+def test_a_run_that_learns_gets_no_warning(step):
     found, warnings = run(GRPO, *[step] * 12)
     assert found == [Findings()] * 12 and not warnings
 
@@ -127,12 +127,12 @@ def test_a_learning_rate_of_0_is_exempt():
     assert [each.error is not None for each in found] == [False] * 4 + [True]
 
 
-def test_an_evaluation_before_training_is_no_step():
+def test_an_evaluation_before_training_is_not_a_step():
     found, _ = run(GRPO, *[EMPTY] * 9, {"evaluation.score": 1.0})
     assert found[9] == Findings()
 
 
-def test_a_role_that_does_not_learn_beside_another_is_named_and_does_not_end_the_run():
+def test_a_role_that_does_not_learn_is_named_while_another_learns():
     """PPO whose critic learns, while no row reaches the actor's loss."""
     step = {"critic_train_step.grad_norm": 1.0, "actor_train_step.skipped_updates": 1.0}
     found, warnings = run(ppo(), *[step] * 12)
@@ -145,7 +145,7 @@ def test_a_role_that_does_not_learn_beside_another_is_named_and_does_not_end_the
     assert found[9].phrase == "no row in the loss: nothing learnt" and found[9].error is not None
 
 
-def test_rewards_that_move_nothing_are_named_even_if_a_kl_term_moves_the_weights():
+def test_equal_rewards_are_named_even_if_a_kl_term_trains():
     """Such steps are not empty, so they do not end the run."""
     found, warnings = run(GRPO, *[LEARNS | EQUAL] * 12)
     assert {each.phrase for each in found} == {"no group differs"} and not any(each.error for each in found)
@@ -153,7 +153,7 @@ def test_rewards_that_move_nothing_are_named_even_if_a_kl_term_moves_the_weights
     assert warning.startswith("step 3: no group differs in 3 steps in a row, so no reward moves actor; use ")
 
 
-def test_pairs_without_a_gradient_are_steps_without_one():
+def test_pairs_without_a_gradient_count_as_empty_steps():
     found, _ = run(dpo(), {"actor_train_step.empty_updates": 1.0})
     assert found[0].phrase == "no gradient: nothing learnt"
 
@@ -190,14 +190,14 @@ def test_a_warning_about_cut_answers_names_the_parameter_that_bounds_them():
     assert "raise play.max_tokens or play.max_turns, or teach" in warning
 
 
-def test_a_limit_of_the_user_replaces_the_default_of_a_kl():
+def test_a_users_kl_limit_replaces_the_default():
     far = LEARNS | {"actor_train.kl_per_token": 0.3}
     assert not run(GRPO, far, limited={"actor_train.kl_per_token": 1.0})[1]
     assert run(GRPO, far, limited={"actor_train.loss": 1.0})[1]
 
 
 @given(st.lists(st.sampled_from([EMPTY, EMPTY | EQUAL, SKIPPED, LEARNS, LEARNS | EQUAL]), max_size=30), st.data())
-def test_a_resumed_run_decides_as_one_that_was_not_killed(steps, data):
+def test_a_resumed_run_decides_like_an_uninterrupted_run(steps, data):
     """It reads the metrics of the steps before from the record of the run."""
     lines = [{"step": number, **step} for number, step in enumerate(steps)]
     at = data.draw(st.integers(0, len(lines)))
@@ -209,7 +209,7 @@ def test_a_resumed_run_decides_as_one_that_was_not_killed(steps, data):
     assert resumed.warnings == whole.warnings
 
 
-def test_a_run_that_goes_on_after_its_end_has_as_many_steps_again():
+def test_a_run_resumed_after_its_end_gets_the_full_count_of_empty_steps():
     """A person who resumes it has changed something, or wants to see more steps: it does not end at once."""
     learning = Learning(GRPO, 4)
     learning.go_on([{"step": number, **EMPTY} for number in range(5)])

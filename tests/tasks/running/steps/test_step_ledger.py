@@ -30,7 +30,7 @@ def test_a_step_ends_with_its_last_node():
     assert ended.steps == (0,) and ended.oldest == 1 and not ended.again
 
 
-def test_a_step_is_returned_once():
+def test_an_ended_step_is_returned_once():
     steps = ledger(0)
     steps.end(node(0))
     assert [steps.take_ended(1).steps for _ in range(2)] == [(0,), ()]
@@ -65,7 +65,7 @@ def test_steps_end_in_order_and_the_oldest_is_the_first_that_has_not_ended():
     assert steps.take_ended(4).oldest == 4
 
 
-def test_a_commit_is_not_waited_for():
+def test_steps_do_not_wait_for_a_commit():
     """It runs behind its step."""
     steps = StepLedger()
     steps.hand_out([node(0), node(0, "commit")])

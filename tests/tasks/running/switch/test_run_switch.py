@@ -85,7 +85,7 @@ def test_sigterm_at_a_switch_waits_for_its_end(tmp_path, monkeypatch, phase):
     assert (span.kind, span.title, span.step) == ("switch", "switch · step 3 · split → flattening", 3)
 
 
-def test_a_rank_that_is_lost_ends_a_switch_with_its_own_error(tmp_path, monkeypatch):
+def test_a_lost_rank_ends_a_switch_with_its_own_error(tmp_path, monkeypatch):
     def lose_a_rank():
         raise RankLost("rank 1 was killed by SIGKILL in build actor.vllm")
 
