@@ -74,7 +74,7 @@ class Adapter(ByHand):
         if not self.target_modules:
             raise wrong("target_modules", f"{ALL_LINEAR}, or names such as q_proj and v_proj")
         if any(name.rpartition(".")[2] in OUTSIDE for name in self.target_modules):
-            raise wrong("target_modules", "matrices of a layer: embedding and head are frozen below an adapter")
+            raise wrong("target_modules", "matrices of a layer: with an adapter, embedding and head stay frozen")
         return self
 
     def to_spec(self, role: str, shape: TransformerShape) -> AdapterSpec:
@@ -85,7 +85,9 @@ class Adapter(ByHand):
         """
         field = f"{role}.adapter"
         if shape.experts is not None:
-            raise InvalidInput(field, f"rank {self.rank}", "no adapter: adapters of mixtures of experts do not run yet")
+            raise InvalidInput(
+                field, f"rank {self.rank}", "no adapter: a mixture of experts cannot train with an adapter yet"
+            )
         weights = {matrix_name(weight): weight for weight in adapted_weights(shape)}
         names = tuple(weights)
         if ALL_LINEAR not in self.target_modules:

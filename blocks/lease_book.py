@@ -221,7 +221,7 @@ class LeaseBook:
         """
         most = wanted[0].num_devices
         if at_least > most:
-            raise InvalidInput("min_devices", at_least, f"at most the {most} devices that are asked for")
+            raise InvalidInput("min_devices", at_least, f"at most {most}, the devices that the run asks for")
         by_size = (self._meshes(size) for size in range(most - 1, at_least - 1, -1))
         return tuple(
             tuple(mesh for mesh in meshes if any(whole.contains(mesh) for whole in wanted)) for meshes in by_size

@@ -212,7 +212,7 @@ def register(name: str, traits: EngineTraits) -> None:
     Raises InvalidInput for the name of an engine with other traits.
     """
     if TRAITS.get(cast(EngineKind, name), traits) != traits:
-        raise InvalidInput("engine", name, f"a name besides {', '.join(TRAITS)}")
+        raise InvalidInput("engine", name, f"a name other than {', '.join(TRAITS)}")
     _TRAITS[cast(EngineKind, name)] = traits
 
 

@@ -407,21 +407,25 @@ def _check_call(graph: DataflowGraph, call: Call) -> None:
     if call.on_hosts and call.kind != "compute":
         raise GraphError(f"{where} has host_seconds; only a compute runs on hosts")
     if call.play is not None and (call.kind != "generate" or call.play.max_tokens != call.max_new_tokens):
-        raise GraphError(f"{where} has a play; only a generate has it, of at most its max_new_tokens")
+        raise GraphError(
+            f"{where} has a play; only a generate may have a play, whose max_tokens equals its max_new_tokens"
+        )
     if min(call.num_rows, call.mini_batches, call.rows_per_item) < 1:
         raise GraphError(
             f"{where} has {call.num_rows} rows in {call.mini_batches} mini-batches of items of {call.rows_per_item}; "
-            "each is at least 1"
+            "each must be at least 1"
         )
 
 
 def _check_choices(graph: DataflowGraph, call: Call, earlier: Mapping[str, Call]) -> None:
     where = f"flow {graph.name}: call {call.name}"
     if call.chooses is not None and (call.kind != "compute" or call.chooses.parent != call.rows):
-        raise GraphError(f"{where} chooses rows; only a compute does, of the rows that it works on")
+        raise GraphError(f"{where} chooses rows; only a compute may, among its own rows")
     for name in call.waits_for_choices:
         if name not in earlier or earlier[name].chooses is None:
-            raise GraphError(f"{where} works on the rows that {name!r} chooses, which is no earlier call that does")
+            raise GraphError(
+                f"{where} works on rows that {name!r} chooses, but no earlier call of that name chooses rows"
+            )
 
 
 def _check_port(graph: DataflowGraph, call: Call, port: Port, earlier: dict[str, Call]) -> None:
@@ -445,7 +449,7 @@ def _check_port(graph: DataflowGraph, call: Call, port: Port, earlier: dict[str,
     if not call.rows.may_read(producer.rows):
         raise GraphError(
             f"{where} comes from {producer.name}, which has rows of {producer.rows.name}; {call.name} works on "
-            f"rows of {call.rows.name}, which are neither the same nor made of them"
+            f"rows of {call.rows.name}, which are neither the same nor made from them"
         )
     if call.span != producer.span * port.rows_each or port.rows_each != call.rows.per_row(producer.rows):
         raise GraphError(
@@ -459,7 +463,7 @@ def _check_children(where: str, call: Call, port: Port, producer: Call) -> None:
     if call.kind != "compute" or not is_made or port.children != call.rows.children(producer.rows):
         raise GraphError(
             f"{where} comes from {producer.name} with {port.children} rows for each of {call.rows.name}; only a "
-            "compute reads rows that were made of its own, and all of them"
+            "compute may read rows made from its own, and it reads all of them"
         )
 
 

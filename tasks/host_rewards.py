@@ -88,7 +88,7 @@ class HostRewards(Settings):
         """The functions in the pool's form. Raises InvalidInput for a function named like a key of the rows."""
         for name in self.functions:
             if name in {*keys_of_calls(), *_COMPUTATIONS}:
-                raise InvalidInput("reward.functions", name, "a name that is not a key of the rows")
+                raise InvalidInput("reward.functions", name, "another name: rows already have a key of this name")
         return tuple(
             HostFunction(name, stated.function, stated.weight, stated.signature)
             for name, stated in self.functions.items()

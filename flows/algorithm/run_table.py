@@ -89,7 +89,7 @@ def runs(folder: str | Path = "runs") -> Runs:
     place = local_path(str(folder), "folder").expanduser()
     recall_records(place)
     if not place.is_dir():
-        raise InvalidInput("folder", str(folder), "the folder of runs, such as an output_dir")
+        raise InvalidInput("folder", str(folder), "a folder of runs, such as an output_dir")
     read, skipped = [], []
     for each in sorted(_folders(place, DEEPEST)):
         try:

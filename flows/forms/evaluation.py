@@ -118,18 +118,18 @@ class EvaluationSet(Settings):
             return None
         every = self.every or getattr(arguments.get("algo"), "evaluate_every", None)
         if every is None:
-            raise Missing(f"{field}.every", "steps between evaluations, as the algorithm has no algo.evaluate_every")
+            raise Missing(f"{field}.every", "a number of steps, because the algorithm has no algo.evaluate_every")
         return int(every)
 
     def _sampling(self, field: str, arguments: Mapping[str, Any], *, is_play: bool) -> Sampling:
         """Return how responses are drawn: as in training, apart from the set's own settings."""
         trained = getattr(arguments.get("algo"), "sampling", None)
         if trained is None and self.max_new_tokens is None and not is_play:
-            raise Missing(f"{field}.max_new_tokens", "tokens, as the algorithm has no algo.sampling")
+            raise Missing(f"{field}.max_new_tokens", "a number of tokens, because the algorithm has no algo.sampling")
         base = trained if isinstance(trained, Sampling) else Sampling()
         if self.temperature == 0 or (self.temperature is None and self.samples == 1):
             if self.top_p not in (None, 1.0):
-                raise NotUsed(f"{field}.top_p", self.top_p, "a greedy response has no chance", "set temperature")
+                raise NotUsed(f"{field}.top_p", self.top_p, "a greedy response is not random", "set temperature")
             base, stated = base.greedy(), {}
         else:
             stated = {"temperature": self.temperature, "top_p": self.top_p}

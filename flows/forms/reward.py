@@ -48,7 +48,7 @@ def check_scorer(reward: Model | HostRewards | None, play: Play | None, algo: GR
     if play is None or algo is None:
         return
     if algo.overlong.buffer is not None:
-        raise NotUsed("algo.overlong.buffer", algo.overlong.buffer, "the length of a play's rows is bounded by play")
+        raise NotUsed("algo.overlong.buffer", algo.overlong.buffer, "play.max_tokens limits a play's rows")
     if algo.advantage == "gdpo":
         raise NotUsed("algo.advantage", algo.advantage, "a play returns a single score, and gdpo needs several rewards")
 

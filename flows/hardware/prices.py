@@ -34,7 +34,7 @@ def dollars_per_hour(nodes: Iterable[Hardware], prices: Mapping[str, float]) -> 
     total = 0.0
     for node in nodes:
         if node.device.name not in prices:
-            raise Missing(f"prices.{node.device.name}", "the dollars for a device and an hour, such as 2.5")
+            raise Missing(f"prices.{node.device.name}", "dollars per device and hour, such as 2.5")
         total += node.devices_per_node * prices[node.device.name]
     return total
 

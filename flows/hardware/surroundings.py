@@ -40,7 +40,7 @@ def check_open_files(least: int) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in limits)
     if hard < least:
-        raise InvalidInput("ulimit -n", hard, f"at least {least}: the files that a process of this run may have open")
+        raise InvalidInput("ulimit -n", hard, f"at least {least}: a process of this run may have as many files open")
     if soft < least:
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(min(max(least, RAISED), hard)), limits[1]))
 

@@ -190,6 +190,6 @@ def read_workload(
     if responses is None:
         responses = tail(most)
     if responses.longest > most:
-        raise InvalidInput("response_length", responses.longest, f"at most {most}, the max_new_tokens of the algorithm")
+        raise InvalidInput("response_length", responses.longest, f"at most {most}, the algorithm's max_new_tokens")
     workload = Workload(prompts, responses.reaching(most))
     return with_made_rows(workload, graph, dict.fromkeys(inputs.longest, prompts.longest))

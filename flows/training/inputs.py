@@ -157,7 +157,7 @@ def with_adapter(spec: ModelSpec, model: Model) -> ModelSpec:
     """
     adapter, field = model.adapter, f"{spec.role}.base_dtype"
     if adapter is None and model.base_dtype is not None:
-        right = "no value without an adapter: all weights are trained, or a role with an adapter on them states it"
+        right = "no value without an adapter; state it for a role that has an adapter on this base"
         raise InvalidInput(field, model.base_dtype, right)
     if adapter is None:
         return spec
@@ -236,10 +236,10 @@ def longest_sequence(graph: DataflowGraph, inputs: RunInputs) -> int:
     for call in (call for call in graph if lengths.get(call.name, 0) > context):
         limit = call.row_limit
         if limit is not None and limit.longest is not None:
-            raise InvalidInput(f"{call.name}.longest", limit.longest, f"at most {context}, the context of the models")
+            raise InvalidInput(f"{call.name}.longest", limit.longest, f"at most {context}, the models' context")
         field = f"{call.name}.max_new_tokens" if limit else call.setting("max_new_tokens")
         field = field if call.play is None else "play.max_tokens"
         new = limit.max_new_tokens if limit else call.max_new_tokens
         left = context - (lengths[call.name] - new)
-        raise InvalidInput(field, new, f"at most {left}, the room left in the context of the models")
+        raise InvalidInput(field, new, f"at most {left}, the room left in the models' context")
     return max(lengths.values())

@@ -239,12 +239,12 @@ def check_may_switch(spec: RunSpec, graph: DataflowGraph) -> None:
         return
     if spec.words:
         call, word = min(names_of(spec.words))
-        right = f"say or off beside placement.{call}.{word}: a run that switches chooses every word"
+        right = f"say or off with placement.{call}.{word}: a run that switches plans chooses it"
         raise InvalidInput("replan", "switch", right)
     if isinstance(spec.plan, PlanFile | PlansByStep):
         raise InvalidInput("replan", "switch", "say or off with a plan file or plans by step, which pin the plan")
     if graph.staleness and spec.checkpoint_every is None:
-        right = "a number of steps: with staleness a run can leave its plan after a checkpoint only"
+        right = "a number of steps: with staleness a run can change its plan only after a checkpoint"
         raise InvalidInput("checkpoint_every", None, right)
 
 

@@ -61,7 +61,7 @@ def check_given_server() -> None:
         status = error.response.status_code
         answer = f"status {status}"
     except ValueError:
-        answer = "it answers with a page that is no JSON"
+        answer = "it answers with a page instead of JSON"
     except (HTTPError, InvalidURL, OSError, RuntimeError) as error:
         answer = str(error) or type(error).__name__
     expected = f"the address of a Prefect server that answers ({answer:.200}); {_remedy(str(url), status)}"

@@ -61,7 +61,9 @@ def check_tokenizers(graph: DataflowGraph) -> tuple[str, ...]:
                 _check_texts(writer, reader, written, read, rows.source)
         if is_smaller and (rows.is_sampled or written is None or read is None):
             size = writer.shape.vocab_size
-            expected = f"at least {size}, the vocabulary of {writer.role}: the rows of {rows.source} may have them all"
+            expected = (
+                f"at least {size}, the vocabulary of {writer.role}: rows of {rows.source} may contain any of its tokens"
+            )
             raise InvalidInput(f"{reader.role}.vocab_size", reader.shape.vocab_size, expected)
     return tuple(dict.fromkeys(remarks))
 
@@ -99,5 +101,5 @@ def check_model_settings(graph: DataflowGraph, speaks: str, arguments: Mapping[s
         for name in ("chat_template", "eos_token"):
             value = getattr(arguments.get(model.role), name, None)
             if value is not None:
-                reason = f"{model.role} reads the tokens that others made"
+                reason = f"{model.role} only reads tokens of other roles"
                 raise NotUsed(f"{model.role}.{name}", value, reason, f"set {speaks}.{name}")

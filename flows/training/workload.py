@@ -37,5 +37,5 @@ def _expected(text: str, most: int) -> LengthDistribution:
     """Return expected lengths of responses, which may have `most` tokens. Raises InvalidInput for longer lengths."""
     lengths = parse_lengths(text, EXPECTED, "response")
     if lengths.longest > most:
-        raise InvalidInput(EXPECTED, lengths.longest, f"at most {most}, the tokens that a response may have")
+        raise InvalidInput(EXPECTED, lengths.longest, f"at most {most}, the longest response")
     return lengths.reaching(most)

@@ -80,5 +80,5 @@ class GraphBuilder:
         names = [before for before, _ in nx.find_cycle(waits)]
         return GraphError(
             f"{', '.join(sorted(names)[:6])} wait for each other: a weight version is overwritten in place before all "
-            "its readers can run; give a reader a mesh or strategy of its own, or lower staleness"
+            "its readers can run; give a reader its own mesh or strategy, or lower staleness"
         )

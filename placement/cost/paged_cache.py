@@ -75,7 +75,7 @@ def check_cache(field: str, cache_bytes: int | None, length: int, sizes: ModelSi
     """Raise InvalidInput if the cache has no room for a row of `length` tokens."""
     least = whole_cache_bytes(1, length, sizes, tp)
     if cache_bytes is not None and cache_bytes < least:
-        right = f"at least {gib_above(least):g}: a row of {length} tokens"
+        right = f"at least {gib_above(least):g}, for a row of {length} tokens"
         raise InvalidInput(f"{field}.cache_gib", cache_bytes / GIB, right)
 
 

@@ -152,7 +152,7 @@ class ClusterShape(HashedOnce):
     def with_memory(self, memory_bytes: Sequence[int], field: str = "node_memory_bytes") -> ClusterShape:
         """Return the cluster with this device memory by node. Raises InvalidInput unless each node has a value."""
         if len(memory_bytes) not in (0, self.num_nodes):
-            right = f"the memory of a device of each of the {self.num_nodes} nodes of {self.name}"
+            right = f"a device's memory for each of the {self.num_nodes} nodes of {self.name}"
             raise InvalidInput(field, list(memory_bytes), right)
         if not all(isinstance(size, int) and size > 0 for size in memory_bytes):
             raise InvalidInput(field, list(memory_bytes), "whole numbers of bytes above 0")

@@ -51,7 +51,7 @@ def with_headroom(cluster: ClusterShape, share: float, backend: Backend) -> Clus
         context = sum(base_bytes(0, backend).values())
         most = 1 - context / (1 - FRAGMENT_SHARE[backend]) / least
         rest = "CUDA's context" if context else "the process"
-        raise InvalidInput("headroom", share, f"less than {most:.3f}: {rest} needs memory of a device too")
+        raise InvalidInput("headroom", share, f"less than {most:.3f}: {rest} needs device memory too")
     return replace(cluster, headroom=share)
 
 

@@ -55,7 +55,7 @@ def register(name: str, output: Output) -> None:
     Raises InvalidInput for the name of another output, and for a name that is not an identifier.
     """
     if not name.isidentifier() or OUTPUTS.get(name, output) != output:
-        raise InvalidInput("output", name, f"an identifier besides {', '.join(OUTPUTS)}")
+        raise InvalidInput("output", name, f"an identifier other than {', '.join(OUTPUTS)}")
     _OUTPUTS[name] = output
 
 

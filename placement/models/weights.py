@@ -244,7 +244,7 @@ def _named_weights(
             if theirs.get(name) != mine.get(name):
                 shapes = f"is {_shape(theirs.get(name))} in {other.role} and {_shape(mine.get(name))} in {model.role}"
                 both = f"{other.role} and {model.role} name the same weights, {shared.name}"
-                raise GraphError(f"{both}, but {name} {shapes}; read them from folders of their own")
+                raise GraphError(f"{both}, but {name} {shapes}; read them from separate folders")
         return _weights(shared.name, model, own.part, trained=False)
 
     return {

@@ -103,7 +103,7 @@ def _too_large(question: Question, plan: ExecutionPlan, certificate: Certificate
     return PlanDoesNotFit(
         f"plan of {question.graph.name}",
         f"{byte_size(peak.num_bytes)} on {peak.device} at {peak.node}",
-        f"a plan within the {within} of each device: {missing} less, by {by}",
+        f"a plan within the {within} of each device; save {missing} by {by}",
         shown.report,
         shown.details,
     )

@@ -114,7 +114,7 @@ def keeping_words(
         raise refused
     if not found:
         stated = ", ".join(f"{call}.{word}" for call, word in sorted(names_of(words)))
-        raise InvalidInput("placement", stated, "words with which some plan fits; state fewer of them")
+        raise InvalidInput("placement", stated, "words with which a plan fits; state fewer, or others")
     best = min(found, key=question.seconds)
     return replace(best, name=plan.name)
 

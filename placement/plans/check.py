@@ -31,7 +31,7 @@ def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> E
     _check_copies(plan, graph)
     _check_bases(plan, graph)
     for call, *_ in sleepless(plan, graph):
-        right = "none: on cuda a device can offload a single vllm instance, and here two"
+        right = "none: on cuda only a single vllm instance per device can be offloaded, and this device has two"
         if _has_not_slept(plan[call.name].engine, graph.model(call.role or ""), "cuda"):
             right = "no offload: no GPU has shown yet that an adapter comes back after an offload of vllm on cuda"
         raise InvalidInput(_field(call.name, "offload"), plan[call.name].offload, right)
@@ -213,7 +213,7 @@ def _check_copies(plan: ExecutionPlan, graph: DataflowGraph) -> None:
     for instance, calls in users.items():
         call, twin = first.setdefault(replace(instance, device_order=()), (calls[0], instance))
         if twin.device_order != instance.device_order:
-            right = f"{list(twin.device_order)} as for {call.name}: both are {instance.name}"
+            right = f"{list(twin.device_order)} as for {call.name}: both use {instance.name}"
             raise InvalidInput(_field(calls[0].name, "order"), list(instance.device_order), right)
     for instance, calls in users.items():
         offload = plan[calls[0].name].offload
@@ -236,5 +236,5 @@ def _check_bases(plan: ExecutionPlan, graph: DataflowGraph) -> None:
         if away and len(away) < len(alike):
             roles = ", ".join(model.role for model in graph.models if any(each.role == model.role for each in alike))
             first = alike[0]
-            right = f"none, or all for {roles} alike: they hold their base once, as {first.engine} {first.mesh.name}"
+            right = f"none, or all for each of {roles}: they share a base, on {first.mesh.name}"
             raise InvalidInput(_field(users[away[0]][0].name, "offload"), "all", right)

@@ -24,14 +24,14 @@ def _wrong(call: Call, placement: Placement, graph: DataflowGraph) -> Iterator[I
         chooser = call.waits_for_choices[0]
         yield NotUsed(field, parts, f"its rows are chosen, by {chooser}, which needs all rows at once")
     elif (groups := num_groups(graph, call)) < parts:
-        yield InvalidInput(field, parts, f"at most {groups}, the groups of rows of a step")
+        yield InvalidInput(field, parts, f"at most {groups}, the step's groups of rows")
     elif groups % parts:
-        yield InvalidInput(field, parts, f"a divisor of {groups}, the groups of rows of a step")
+        yield InvalidInput(field, parts, f"a divisor of {groups}, the step's groups of rows")
     else:
         strategy, cut = placement.strategy, call.cut(parts)
         rows = cut.most_items(strategy.dp) * cut.rows_per_item
         if strategy.pp > rows:
-            right = f"fewer: a replica has {rows} rows of a part, which do not fill a pipeline of {strategy.pp} stages"
+            right = f"fewer: a part has {rows} rows for each replica, too few for a pipeline of {strategy.pp} stages"
             yield InvalidInput(field, parts, right)
 
 

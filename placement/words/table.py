@@ -48,7 +48,7 @@ def register(word: Word[Any]) -> None:
     """
     taken = {**dict.fromkeys(_FIELDS | _OTHER_KEYS), **_WORDS}
     if word.name in taken and taken[word.name] is not word:
-        raise InvalidInput("word", word.name, f"a name besides {', '.join(sorted(taken))}")
+        raise InvalidInput("word", word.name, f"a name other than {', '.join(sorted(taken))}")
     _WORDS[word.name] = word
 
 

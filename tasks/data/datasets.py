@@ -90,7 +90,7 @@ class PromptDataset(DatasetSource):
                 raise InvalidInput(f"{self.name}.tools_column", self.tools_column, expected)
         limit = self._limit
         if limit is not None and limit.most > max_tokens:
-            expected = f"at most {max_tokens}, which the context leaves"
+            expected = f"at most {max_tokens}: the context has no room for more"
             raise InvalidInput(f"{self.name}.max_prompt_length", limit.most, expected)
         is_whole = items is None or self.overlong_prompts == "drop"  # to leave out a prompt, all must be counted
         rows = self._all_rows if is_whole else self.measured(items or ())

@@ -36,7 +36,7 @@ def shown_tools(value: Any, has_all_keys: bool, where: str) -> Tools:
 
     Raises InvalidInput, at `where`, for any other value.
     """
-    expected = "schemas of tools: a list of objects, or JSON text of it; without tools in the column, set tools_column"
+    expected = "tool schemas: a list of objects, or its JSON text; if the column has no tools, set tools_column"
     found = decoded(value)
     schemas = [decoded(each) for each in (found if isinstance(found, list) else [found])] if found else []
     if not all(isinstance(schema, Mapping) for schema in schemas):

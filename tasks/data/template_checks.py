@@ -63,7 +63,7 @@ def check_variables(source: Templated, tokenizer: Any) -> None:
         raise NotUsed(f"{source.name}.tools_column", source.tools_column, reason, "set chat_template: true")
     for name in kwargs:
         if name in RESERVED:
-            raise InvalidInput(field, name, "a variable of the chat template; this name has a setting of its own")
+            raise InvalidInput(field, name, "another variable of the chat template: this name has its own setting")
         if not re.search(rf"\b{re.escape(name)}\b", template_source(tokenizer)):
             raise InvalidInput(field, name, f"a variable that {template_name(tokenizer)} reads")
 

@@ -61,7 +61,7 @@ def shown_by(plays: Iterable[Play]) -> ShownTools | None:
     shown = {ShownTools(json.dumps(check_play(each.settings)), each.tool_format) for each in by_settings.values()}
     if len(shown) > 1:
         raise InvalidInput(
-            "play.tools", f"{len(shown)} plays", "the same tools in all: the prompts of a flow show them"
+            "play.tools", f"{len(shown)} plays", "the same tools in all plays, because the flow's prompts show them"
         )
     return next(iter(shown), None)
 

@@ -50,7 +50,7 @@ def check_sizes(subject: Subject, sizes: Sizes) -> None:
     """Raise InvalidInput for sizes that the model does not allow."""
     if sizes.lengths[-1] + STEPS > subject.shape.max_position_embeddings:
         most = subject.shape.max_position_embeddings - STEPS
-        raise InvalidInput("longest", sizes.longest, f"at most {most}, which the model's context leaves")
+        raise InvalidInput("longest", sizes.longest, f"at most {most}: the model's context has no room for more")
     width = subject.shape.head_dim
     for engine in ENGINES:  # all are timed
         if reason := refused_heads(engine, width, subject.dtype, subject.kind):

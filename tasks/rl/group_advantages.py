@@ -198,7 +198,8 @@ def _of_turns(shaped_B: Tensor, penalties_BT: Tensor | None, rollout: Batch, set
     Raises InvalidInput for rows without turns.
     """
     if "turn_rewards" not in rollout:
-        raise InvalidInput("algo.advantage", settings.advantage, "another value: the rows are not of a play")
+        right = "another advantage, such as rloo: only a play returns rewards per turn"
+        raise InvalidInput("algo.advantage", settings.advantage, right)
     turns_BT = rollout["turn"].long()
     rewards_BK = rollout["turn_rewards"].float()
     if penalties_BT is not None:

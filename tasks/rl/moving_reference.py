@@ -15,5 +15,5 @@ def move_reference(
     if settings.every is None:
         return
     if ref is None:
-        raise NotUsed("algo.follow.every", settings.every, "there is no ref, which would follow")
+        raise NotUsed("algo.follow.every", settings.every, "no ref is set, so no model would follow", "set ref")
     follow(ref, actor, every=settings.every, share=settings.share)

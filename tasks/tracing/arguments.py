@@ -74,7 +74,7 @@ def check_body(name: object, body: Callable[..., object]) -> None:
         raise GraphError(f"flow {name}: {body.__name__} has a yield, expected a body without one: it returns nothing")
     for parameter in inspect.signature(body).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            expected = "a parameter of its own for each model, dataset and group of settings"
+            expected = "a separate parameter for each model, dataset and group of settings"
             raise GraphError(f"flow {name}: got {parameter}, expected {expected}")
         if parameter.annotation is parameter.empty:
             expected = "its type, since the form shows it: prompts: Prompts, actor: Model, algo: GRPO = GRPO()"

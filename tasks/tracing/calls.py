@@ -249,9 +249,11 @@ def _parents(trace: Trace, name: str, per: object, every: int | None, handles: S
         if own.rows.may_read(handle.rows):
             continue
         if own.rows.choices or handle.rows.choices:
-            raise GraphError(f"{where}: got rows that a select keeps, expected all rows beside per={own.source}")
+            raise GraphError(
+                f"{where}: got rows that a select keeps, expected the rows before the select, with per={own.source}"
+            )
         if not handle.rows.may_read(own.rows):
-            expected = f"rows that were made of {own.source}, or of which it was made: {origin_of(handle.rows)}"
+            expected = f"rows made from {own.source}, or rows that it was made from: {origin_of(handle.rows)}"
             raise GraphError(f"{where}: got {handle.source} and per={own.source}, expected {expected}")
         if ROW_KEYS.intersection(handle.keys):
             several = f"{origin_of(handle.rows)}; per reads a number for each of them, such as scores"
@@ -268,7 +270,7 @@ def check_sampled(where: str, sampling: Sampling, samples: int) -> None:
     """
     for field, (value, right) in GREEDY.items():
         if getattr(sampling, field) == value:
-            expected = f"{right}, or samples=1: without chance the {samples} samples of a prompt are all equal"
+            expected = f"{right}, or samples=1: a prompt's {samples} greedy samples are all equal"
             raise InvalidInput(f"{where}.{field}", getattr(sampling, field), expected)
 
 

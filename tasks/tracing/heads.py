@@ -62,7 +62,7 @@ def with_bases_formats(graph: DataflowGraph) -> DataflowGraph:
         if other is None or model.base_dtype is not None:
             models.append(model)
         elif model.adapter is not None and model.follows is None:
-            right = f"{other.base_dtype}, as of {other.role}, which has the same base"
+            right = f"{other.base_dtype}, as for {other.role}, which has the same base"
             raise InvalidInput(f"{model.role}.base_dtype", model.base_dtype, right)
         else:
             is_frozen = graph.trained_by(model.role) is None and model.follows is None

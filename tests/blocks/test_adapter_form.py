@@ -43,8 +43,14 @@ def test_matrices_have_pefts_names_in_any_order(names, matrices):
         ({"alpha": float("inf")}, "Adapter.alpha: got inf, expected a finite number"),
         ({"alpha": 0.0}, "Adapter.alpha: got 0.0, expected more than 0"),
         ({"target_modules": []}, "Adapter.target_modules: got [], expected all-linear, or names such as"),
-        ({"target_modules": ["q_proj", "lm_head"]}, "matrices of a layer: embedding and head are frozen"),
-        ({"target_modules": ["model.embed_tokens"]}, "matrices of a layer: embedding and head are frozen"),
+        (
+            {"target_modules": ["q_proj", "lm_head"]},
+            "matrices of a layer: with an adapter, embedding and head stay frozen",
+        ),
+        (
+            {"target_modules": ["model.embed_tokens"]},
+            "matrices of a layer: with an adapter, embedding and head stay frozen",
+        ),
         *(({name: True}, f"Adapter.{name}: got True, expected no value: ") for name in NOT_OFFERED),
     ],
 )
@@ -71,7 +77,7 @@ def test_a_misspelt_field_gets_the_fields_of_an_adapter():
         ),
         (Adapter(target_modules="proj"), SMALL, "actor.adapter.target_modules: got 'proj'"),
         (Adapter(target_modules="mlp.q_proj"), SMALL, "actor.adapter.target_modules: got 'mlp.q_proj'"),
-        (Adapter(), MIXTURE, "actor.adapter: got 'rank 32', expected no adapter: adapters of mixtures of experts"),
+        (Adapter(), MIXTURE, "actor.adapter: got 'rank 32', expected no adapter: a mixture of experts cannot"),
     ],
 )
 def test_an_adapter_that_does_not_suit_the_model_is_refused_in_one_line(adapter, shape, line):

@@ -128,7 +128,10 @@ def test_a_plain_flow_with_a_parameter_dry_run_has_its_devices(tmp_path):
     [
         ({"num_devices": 9}, "num_devices: got 9, expected 1 to 8, or whole nodes: at most 1 x 8 in cluster local"),
         ({"mesh": "n0:6-8"}, "mesh: got 'n0:6-8', expected devices 0 to 7 of each node"),
-        ({"num_devices": 2, "min_devices": 3}, "min_devices: got 3, expected at most the 2 devices that are asked for"),
+        (
+            {"num_devices": 2, "min_devices": 3},
+            "min_devices: got 3, expected at most 2, the devices that the run asks for",
+        ),
         (
             {"num_devices": 8, "kind": "cuda", "env": {"CUDA_VISIBLE_DEVICES": "0,1"}},
             "CUDA_VISIBLE_DEVICES: got '0,1', expected at least 8 GPUs, which the lease has",

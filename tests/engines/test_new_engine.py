@@ -128,7 +128,7 @@ def test_a_registered_engine_is_planned_with(registered):
 
 
 def test_the_name_of_an_engine_is_taken():
-    with pytest.raises(InvalidInput, match="engine: got 'vllm', expected a name besides vllm, megatron, python"):
+    with pytest.raises(InvalidInput, match="engine: got 'vllm', expected a name other than vllm, megatron, python"):
         engine_traits.register("vllm", TRAITS)
 
 

@@ -85,10 +85,13 @@ def test_the_certificate_counts_tool_answers(flow, given):
 @pytest.mark.parametrize(
     ("algo", "says"),
     [
-        ({"tool_tokens": 60}, r"ask_tool\.max_new_tokens: got 60, expected at most \d+, the room left in the context"),
+        (
+            {"tool_tokens": 60},
+            r"ask_tool\.max_new_tokens: got 60, expected at most \d+, the room left in the models' context",
+        ),
         (
             {"tool_tokens": 50, "second": {"max_new_tokens": 30}},
-            r"algo\.second\.max_new_tokens: got 30, expected at most \d, the room left in the context",
+            r"algo\.second\.max_new_tokens: got 30, expected at most \d, the room left in the models' context",
         ),
     ],
 )

@@ -146,7 +146,9 @@ class Job:
         if rule.whole == "exactly":
             if abs(value - round(value)) > 1e-9:  # noqa: PLR2004  what floats lose
                 remedy = "; state --devices" if "devices" in rule.formula else ""
-                raise Untranslatable(f"{rule.ours} = {written(rule.formula, self.value_of)} is no whole number{remedy}")
+                raise Untranslatable(
+                    f"{rule.ours} = {written(rule.formula, self.value_of)} is not a whole number{remedy}"
+                )
             return round(value)
         return value
 

@@ -73,13 +73,13 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
 _WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
     {
         "every step is logged": "logger.logging_steps perf",
-        "a run has a name of its own": "logger.wandb.run_name logger.wandb.group logger.wandb.org",
+        "a run has its own name": "logger.wandb.run_name logger.wandb.group logger.wandb.org",
         "a run's models are Hugging Face folders, and its checkpoints are complete": "ckpt.save_hf ckpt.disable_ds"
         " ckpt.max_mem ckpt.path critic.save_value_network ds.use_universal_ckpt",
         "state a set: evaluation.NAME.samples and its temperature": "eval.temperature eval.n_samples_per_prompt",
         "steps are reproducible": "train.full_determinism_enable",
         "rows are not padded": "ds.packing_samples",
-        "a new scalar head has a name of its own": "ds.value_head_prefix",
+        "a new scalar head has its own name": "ds.value_head_prefix",
         "it names the algorithm": "algo.advantage.estimator",
         "this algorithm has no critic": "critic.*",
         "it is the longest sequence of the model's context": "max_len",

@@ -74,9 +74,9 @@ def _one_response(job: Job) -> None:
 def _advantage(job: Job) -> str:
     name = str(job["algo.advantage.estimator"])
     if job["algo.advantage.no_std_norm"] and name.startswith("reinforce"):
-        raise Untranslatable(f"{ADVANTAGES[name]} here is divided by the deviation")
+        raise Untranslatable(f"{ADVANTAGES[name]} here divides by the deviation")
     if name not in ADVANTAGES:
-        raise Untranslatable(f"no advantage here is {name}; there are {', '.join(ADVANTAGES)}")
+        raise Untranslatable(f"no advantage here is {name}; known are {', '.join(ADVANTAGES)}")
     return ADVANTAGES[name]
 
 
@@ -88,7 +88,7 @@ def _importance(part: str) -> Callable[[Job], Any]:
     def value(job: Job) -> Any:
         kind = str(job["algo.advantage.is_correction_type"])
         if kind not in ("tis", "icepop"):
-            raise Untranslatable(f"no correction here is {kind}; tis and icepop are there")
+            raise Untranslatable(f"no correction here is {kind}; use tis or icepop")
         lowest, highest = (float(each) for each in listed(job["algo.advantage.is_correction_threshold"]))
         beyond = "truncate" if kind == "tis" else "mask"
         return {"level": "token", "beyond": beyond, "lowest": lowest, "highest": highest}[part]
@@ -111,7 +111,7 @@ def _reward(job: Job) -> str | None:
 
 def _pair_loss(job: Job) -> str:
     if job["model.ipo_enable"]:
-        raise Untranslatable("ipo here is of means over tokens, OpenRLHF's of sums")
+        raise Untranslatable("ipo here takes means over tokens, OpenRLHF's takes sums")
     return "cdpo" if job["model.label_smoothing"] else "dpo"
 
 
@@ -137,7 +137,7 @@ def _wandb(job: Job) -> list[str] | None:
 def _files(data: str, split: str) -> Callable[[Job], str | None]:
     def path(job: Job) -> str | None:
         if "," in str(job[data]):
-            raise Untranslatable("a path is a file, a folder, or a pattern; several are joined beforehand")
+            raise Untranslatable("a path is a file, a folder, or a pattern; join several files beforehand")
         return files_of(job[data], job[split])
 
     return path
@@ -146,7 +146,7 @@ def _files(data: str, split: str) -> Callable[[Job], str | None]:
 def _score_clip(job: Job) -> float:
     low, high = (float(each) for each in listed(job["reward.clip_range"]))
     if low != -high:
-        raise Untranslatable(f"scores are clipped to a size here, not to {low:g} and {high:g}")
+        raise Untranslatable(f"scores are clipped to the same size on both sides here, not to {low:g} and {high:g}")
     return high
 
 

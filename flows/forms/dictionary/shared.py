@@ -57,7 +57,7 @@ def passes(number: Any) -> int | None:
     if not isinstance(number, int | float) or isinstance(number, bool):
         return None
     if number != math.floor(number) or number < 1:
-        raise Untranslatable(f"{number:g} is no whole number of passes; state steps")
+        raise Untranslatable(f"{number:g} is not a whole number of passes; state steps")
     return int(number)
 
 
@@ -72,7 +72,7 @@ def files_of(name: Any, split: Any, config: Any = None) -> str | None:
     if name.startswith(("/", ".", "~", "hf://")) or name.endswith(FILE_ENDINGS) or name.count("/") > 1:
         return name
     if not re.fullmatch(r"[\w.-]+", str(split)):
-        raise Untranslatable(f"{split} is a part of a split; the path of a file can be stated")
+        raise Untranslatable(f"{split} is a part of a split; state a file's path instead")
     return f"hf://datasets/{name}/{config or 'data'}/{split}-*.parquet"
 
 

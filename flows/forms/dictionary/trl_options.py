@@ -76,7 +76,7 @@ _WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         " log_on_each_node log_level log_level_replica disable_tqdm include_num_input_tokens_seen logging_dir"
         " include_for_metrics batch_eval_metrics prediction_loss_only include_tokens_per_second",
         "the model's head says it": "lora_task_type",
-        "a run has a name of its own": "run_name wandb_entity wandb_run_group trackio_space_id trackio_bucket_id"
+        "a run has its own name": "run_name wandb_entity wandb_run_group trackio_space_id trackio_bucket_id"
         " trackio_static_space_id",
         "a run uploads nothing; its models are Hugging Face folders": "push_to_hub hub_model_id hub_strategy hub_token"
         " hub_private_repo hub_always_push hub_revision log_completions_hub_repo push_to_hub_revision"
@@ -107,8 +107,8 @@ _WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         "a run trains, and evaluates its held-out rows": "do_train do_eval do_predict eval_do_concat_batches"
         " eval_use_gather_object",
         "steps are reproducible": "full_determinism data_seed",
-        "padding is no part of a row": "pad_token label_names length_column_name group_by_length",
-        "each pass has an order of its own; a step may span two passes": (
+        "rows are not padded": "pad_token label_names length_column_name group_by_length",
+        "each pass has its own order; a step may span two passes": (
             "shuffle_dataset dataloader_drop_last train_sampling_strategy"
         ),
         "responses are text": "log_multimodal log_unique_prompts",

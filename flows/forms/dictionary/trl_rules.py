@@ -61,7 +61,7 @@ def _dtype(job: Job) -> str | None:
     """The format of the computation: TRL's `bf16` is on by default, and without it a model computes in its own."""
     model = str(job["dtype"] if job["torch_dtype"] is None else job["torch_dtype"]).removeprefix("torch.")
     if job["fp16"] or model in ("float16", "half"):
-        raise Untranslatable("float16 is not trained here; bfloat16 and float32 are")
+        raise Untranslatable("training in float16 is not possible here; use bfloat16 or float32")
     return "float32" if job["bf16"] is False and model not in ("bfloat16", "auto") else "bfloat16"
 
 
@@ -70,7 +70,7 @@ def _four_bits(job: Job) -> str | None:
     if not job["load_in_4bit"]:
         return None
     if not job["use_peft"]:
-        raise Untranslatable("weights that are trained have no four bits: use_peft")
+        raise Untranslatable("only a frozen base has four bits: set use_peft")
     if job["bnb_4bit_quant_type"] != "nf4" or not job["use_bnb_nested_quant"]:
         raise Untranslatable("four bits are nf4 with double quantisation here: use_bnb_nested_quant")
     return "nf4"
@@ -98,7 +98,7 @@ def _path(job: Job) -> Any:
 def _reference(job: Job) -> Any:
     """The reference is the model before training."""
     if job.flow == "grpo" and not job["beta"]:
-        raise Unused("beta is 0, so no model is compared with")
+        raise Unused("beta is 0, so no reference model is used")
     return _path(job)
 
 
@@ -110,9 +110,9 @@ def _mean_over(job: Job) -> Any:
 def _loss(job: Job) -> str:
     name, level = str(job["loss_type"]), job["importance_sampling_level"]
     if name not in LOSSES:
-        raise Untranslatable(f"no loss here is {name}; there are {', '.join(LOSSES)}")
+        raise Untranslatable(f"no loss here is {name}; known are {', '.join(LOSSES)}")
     if level == "sequence" and name == "cispo":
-        raise Untranslatable("cispo has a ratio of each token here")
+        raise Untranslatable("cispo takes each token's ratio here")
     return "gspo" if level == "sequence" else LOSSES[name]
 
 
@@ -133,7 +133,7 @@ def _advantage(job: Job) -> str | None:
         return "gdpo"
     scale = job["scale_rewards"]
     if scale not in SCALES:
-        raise Untranslatable(f"no advantage here is scaled by {scale}; group and none are there")
+        raise Untranslatable(f"no advantage here is scaled by {scale}; use group or none")
     return SCALES[scale]
 
 
@@ -156,7 +156,7 @@ def _stop(job: Job) -> list[str] | None:
     if not isinstance(stated, Mapping) or not stated:
         return None
     if others := stated.keys() - {"stop", "stop_strings"}:
-        raise Untranslatable(f"{min(others)} has no counterpart; algo.sampling has what there is")
+        raise Untranslatable(f"{min(others)} has no counterpart; algo.sampling has all options")
     return listed(next(iter(stated.values())))
 
 
@@ -166,7 +166,7 @@ def _part_of_importance(part: str) -> Callable[[Job], Any]:
 
 def _reward_model(job: Job) -> Any:
     if job["reward_model_name_or_path"] and job["reward_funcs"]:
-        raise Untranslatable("a reward here is a model or functions; a function can ask a server of the model")
+        raise Untranslatable("a reward here is a model or functions; a function can call a server that runs the model")
     return job["reward_model_name_or_path"]
 
 

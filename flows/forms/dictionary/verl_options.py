@@ -48,7 +48,7 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         " critic.model.hf_config_path critic.model.override_config* critic.model.external_lib"
         " reward_model.model.external_lib",
         "a dataset is read as docs/data.md says": "data.custom_cls.*",
-        "each pass has an order of its own; rows are not read in the order of the file": "data.shuffle",
+        "each pass has its own order; rows are not read in the order of the file": "data.shuffle",
         "a file is read whole": "data.train_max_samples data.val_max_samples",
         "no flow trains the critic alone first": "trainer.critic_warmup",
         "a checkpoint of verl cannot be resumed; actor.path may be its model": "trainer.resume_from_path",
@@ -80,7 +80,7 @@ _WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         "verl reads clip_ratio_low and clip_ratio_high": "actor.clip_ratio",
         "a rate falls over the run's steps, as in verl, which sets this itself": "*.optim.total_training_steps",
         "the first step has a rate above 0": "*.optim.zero_indexed_step",
-        "a run has a name of its own": "trainer.experiment_name",
+        "a run has its own name": "trainer.experiment_name",
         "every step is logged": "rollout.disable_log_stats rollout.trace.* rollout.prometheus.*"
         " trainer.rollout_data_dir trainer.validation_data_dir rollout.moe_load_balance_metrics_interval"
         " actor.calculate_entropy actor.calculate_sum_pi_squared",

@@ -56,7 +56,7 @@ def _only(option: str, allowed: Any, reason: str) -> Rule:
 def _advantage(job: Job) -> str:
     name = str(job["algorithm.adv_estimator"])
     if name not in ADVANTAGES:
-        raise Untranslatable(f"no advantage here is {name}; there are {', '.join(ADVANTAGES)}")
+        raise Untranslatable(f"no advantage here is {name}; known are {', '.join(ADVANTAGES)}")
     plain = name.startswith("grpo") and job["algorithm.norm_adv_by_std_in_grpo"] is False
     return "dr_grpo" if plain else ADVANTAGES[name]
 
@@ -68,7 +68,7 @@ def _mean_over(job: Job) -> Any:
     if mode == "seq-mean-token-sum-norm":
         return float(job["actor.loss_scale_factor"] or job["data.max_response_length"])
     if mode not in MEANS:
-        raise Untranslatable(f"no mean here is {mode}; there are {', '.join(MEANS)}")
+        raise Untranslatable(f"no mean here is {mode}; known are {', '.join(MEANS)}")
     return MEANS[mode]
 
 
@@ -111,7 +111,7 @@ def _kl(job: Job, part: str) -> Any:
         return "loss" if in_loss else "reward"
     name = str(job["actor.kl_loss_type" if in_loss else "algorithm.kl_penalty"])
     if name not in ESTIMATORS:
-        raise Untranslatable(f"no estimator here is {name}; there are {', '.join(ESTIMATORS)}")
+        raise Untranslatable(f"no estimator here is {name}; known are {', '.join(ESTIMATORS)}")
     if in_loss and ESTIMATORS[name] == "k1":
         raise Untranslatable("k1 in a loss has a gradient of zero on average; k2 has the gradient of the KL")
     return ESTIMATORS[name]
@@ -149,7 +149,7 @@ def _overlong(job: Job) -> str | None:
         return "drop"
     cut = str(job["data.truncation"])
     if cut not in CUTS:
-        raise Untranslatable(f"a prompt is not cut in the {cut} here; there are {', '.join(CUTS)}")
+        raise Untranslatable(f"a prompt is not cut in the {cut} here; known are {', '.join(CUTS)}")
     return CUTS[cut]
 
 
@@ -166,7 +166,9 @@ def _reward_model(job: Job) -> str | None:
                          ("reward.reward_model.enable", "reward.reward_model.model_path")):  # fmt: skip
         if job[switch]:
             if _functions(job):
-                raise Untranslatable("a reward here is a model or functions; a function can ask a server of the model")
+                raise Untranslatable(
+                    "a reward here is a model or functions; a function can call a server that runs the model"
+                )
             return str(job[path])
     return None
 

@@ -76,7 +76,7 @@ def measured_choice(request: RunRequest, count: int) -> ChosenPlan:
 def measured_beside(words: Words, choice: Measure) -> InvalidInput:
     """Return the error for stated words combined with measuring: a search's plans already differ in their words."""
     call, word = sorted(names_of(words))[0]
-    right = f"no word beside plan: {choice}, which chooses every word; set plan to auto, a preset or a plan file"
+    right = f"no value with plan: {choice}, which chooses it; set plan to auto, a preset or a plan file"
     return InvalidInput(f"placement.{call}.{word}", words[call][word], right)
 
 

@@ -63,9 +63,11 @@ def check_steps(choice: PlansByStep, request: RunRequest) -> None:
     steps, spec, staleness = [step for step, _ in choice.plans], request.spec, request.graph.staleness
     seen = f"steps {', '.join(map(str, steps))}"
     if not steps or steps[0] != 1:
-        raise InvalidInput("plan", seen if steps else "no step", "plans by step that begin at step 1")
+        raise InvalidInput(
+            "plan", seen if steps else "no step", "steps that begin at 1, such as {1: flattening, 6: auto}"
+        )
     if any(after <= before for before, after in pairwise(steps)):
-        raise InvalidInput("plan", seen, "plans by step in increasing order of steps")
+        raise InvalidInput("plan", seen, "steps in increasing order")
     if steps[-1] > spec.steps:
         raise InvalidInput("plan", seen, f"steps up to {spec.steps}, the number of steps of this run")
     run = StepRange(spec.steps, every=spec.checkpoint_every)
@@ -90,7 +92,7 @@ def check_switch(request: RunRequest, before: ChosenPlan, after: ChosenAt) -> No
     for load in switch_loads(graph, before.plan, after.chosen.plan, certificates):
         if load.excess_bytes:
             taken = f"{seen} that keeps {byte_size(load.num_bytes)}"
-            right = f"at most the {byte_size(load.host_bytes)} of the host of n{load.node} (host_memory_gib)"
+            right = f"at most {byte_size(load.host_bytes)}, the memory of n{load.node}'s host (host_memory_gib)"
             raise InvalidInput(f"plan.{after.step}", taken, right)
 
 
@@ -104,7 +106,7 @@ def _chosen(request: RunRequest, step: int, plan: SinglePlan) -> ChosenPlan:
     field, words = f"plan.{step}", request.spec.words
     if words and isinstance(plan, PlanContent):
         call, word = min(names_of(words))
-        right = f"no word beside {field}, which states a plan"
+        right = f"no value: {field} states the whole plan, so change it there"
         raise InvalidInput(f"placement.{call}.{word}", words[call][word], right)
     with _at(field, str(plan)):
         return choose_plan(request, plan)

@@ -133,7 +133,7 @@ def _check_used(options: RunOptions) -> None:
     if options.epochs is not None and options.steps != fields["steps"].default:
         raise NotUsed("steps", options.steps, "epochs sets the number of steps", "remove epochs")
     if options.resume_changes and options.resume_from is None:
-        reason = "without resume_from a run has no checkpoint from which it differs"
+        reason = "only a resumed run can change parameters"
         raise NotUsed("resume_changes", ",".join(options.resume_changes), reason, "set resume_from")
     if options.checkpoint_every is None and options.keep_checkpoints != fields["keep_checkpoints"].default:
         reason = "without checkpoint_every a run writes no checkpoints"

@@ -152,7 +152,7 @@ class Profile:
             if seen != right:
                 raise InvalidInput(field, seen, f"{right}, which this run has: run rlhf/profile again")
         if self.num_devices > 1 and not self.slow_downs:
-            right = "times with fewer devices busy, which profiles of several have now: run rlhf/profile again"
+            right = "a newer profile, which also has times with fewer devices busy: run rlhf/profile again"
             raise InvalidInput("profile.slow_downs", "none", right)
         if self.shape != shape:
             raise InvalidInput("profile.shape", self.shape, f"{shape}: run rlhf/profile again")

@@ -201,7 +201,7 @@ def fitting_candidates(call: Call, context: CostContext) -> tuple[Candidate, ...
     raise TooLittleMemory(
         field,
         f"{needs:.1f} GiB on a device at best ({nearest.placement.strategy}, {_cut_in_words(nearest.placement)})",
-        f"at most the {has:.1f} GiB that a plan may fill: {needs - has:.1f} GiB less, by more devices to split "
+        f"at most the {has:.1f} GiB that a plan may fill; save {needs - has:.1f} GiB by more devices to split "
         f"{role} over, larger devices, shorter rows, or a smaller model"
         + ("; recomputation of all layers is not enough" if recomputes else ""),
     )

@@ -85,7 +85,7 @@ def _with_stated(rows: StoredRows, wanted: Wanted, own: Found) -> Found:
 def _stated_format(rows: StoredRows, wanted: Wanted, form: str) -> Found:
     """Return the format that the setting `form` names."""
     for setting, column in wanted.stated.items():
-        raise NotUsed(f"{rows.field}.{setting}", column, f"form is {form}, which has columns of its own")
+        raise NotUsed(f"{rows.field}.{setting}", column, f"form is {form}, which reads its own columns")
     format = next(one for one in wanted.formats if one.form == form)
     found = _fits(rows, format, wanted)
     if not found:

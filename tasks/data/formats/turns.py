@@ -81,7 +81,7 @@ def _checked(name: Any, before: str | None, place: str, path: str) -> str:
     if SPEAKERS[name] not in allowed:
         names = " or ".join(next(each for each, role in SPEAKERS.items() if role == one) for one in allowed)
         seen = f"{name} after {before}" if before else f"{name} as the first turn"
-        raise InvalidInput(f"{place} from", seen, f"{names}; mend or remove the row, in {path}")
+        raise InvalidInput(f"{place} from", seen, f"{names}; correct or remove the row, in {path}")
     return name
 
 

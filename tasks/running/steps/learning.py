@@ -132,7 +132,7 @@ class Learning:
                 text = f"{step}: {call.role} had no gradient in {idle} steps in a row ({cause.words}); {cause.remedy}"
                 self._warn(("role", call.name, cause.words), text)
             if equal >= WARN_AFTER:
-                text = f"{step}: {equal} steps in a row in which {cause.words}: no reward moves {call.role}"
+                text = f"{step}: {cause.words} in {equal} steps in a row, so no reward moves {call.role}"
                 self._warn(("equal", call.name, cause.words), f"{text}; {cause.remedy}")
         return ", ".join(dict.fromkeys(phrases))
 

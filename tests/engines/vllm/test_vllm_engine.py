@@ -195,7 +195,7 @@ def test_a_small_cache_gives_the_same_tokens(folders, engine, sampling):
 
 def test_a_cache_smaller_than_a_row_is_refused_in_one_line(folders):
     command = replace(build_command(folders[0]), cache_bytes=1 << 16)
-    with pytest.raises(InvalidInput, match=r"cache_gib: got 6.1.*e-05, expected at least .*: a row of 256 tokens"):
+    with pytest.raises(InvalidInput, match=r"cache_gib: got 6.1.*e-05, expected at least .*, for a row of 256 tokens"):
         VllmEngine(command, 0)
 
 

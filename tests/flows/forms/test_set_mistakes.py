@@ -53,7 +53,7 @@ def changed(good, **of_set):
         ({"samples": 1, "pass_at": [4]}, "evaluation.math.samples: got 1, expected at least 4, for pass@4"),
         ({"temperature": 0.0}, "evaluation.math.temperature: got 0.0, expected above 0, or samples: 1"),
         ({"sampels": 2}, "evaluation.math.sampels: unknown key .*closest: samples"),
-        ({"samples": 1, "top_p": 0.5}, "evaluation.math.top_p: 0.5 is not used: a greedy response has no chance"),
+        ({"samples": 1, "top_p": 0.5}, "evaluation.math.top_p: 0.5 is not used: a greedy response is not random"),
         ({"max_new_tokens": 100}, "evaluation.math.max_new_tokens: got 100, expected at most 60"),
         ({"data": {"path": "nowhere.jsonl"}}, "evaluation.math.data.path: got 'nowhere.jsonl'"),
     ],
@@ -106,7 +106,7 @@ def a_set(**fields):
     ("flow", "fields", "says"),
     [
         (sft, {"max_new_tokens": 8}, "evaluation.math.reward: missing; expected functions that score the responses"),
-        (sft, {"reward": FUNCTIONS}, "evaluation.math.max_new_tokens: missing; expected tokens"),
+        (sft, {"reward": FUNCTIONS}, "evaluation.math.max_new_tokens: missing; expected a number of tokens"),
         (
             reward,
             {"reward": FUNCTIONS, "max_new_tokens": 8},

@@ -111,7 +111,7 @@ def test_a_profile_of_mixed_subjects_is_refused(kind, names, says):
         ({"versions": (("torch", "1.0"),)}, "profile.versions.torch: got '1.0', expected "),
         ({"processor": "abacus"}, "profile.processor: got 'abacus', expected "),
         ({"shape": OTHER}, "profile.shape: got "),
-        ({"slow_downs": ()}, "profile.slow_downs: got 'none', expected times with fewer devices busy"),
+        ({"slow_downs": ()}, "profile.slow_downs: got 'none', expected a newer profile, which also has times"),
     ],
 )
 def test_a_stale_profile_is_refused_in_one_line_that_says_what_to_do(changes, field):

@@ -207,7 +207,7 @@ def test_your_own_plan_is_priced_even_if_the_search_finds_no_plan(tmp_path):
     )
     models = {"actor": "llama-70b", "critic": "llama-7b"}
     values = {"cluster": "1x1:h100", "prompt_length": "256", "response_length": "256", "plan": str(file)}
-    with pytest.raises(PlanDoesNotFit, match="GiB less, by more devices") as error:
+    with pytest.raises(PlanDoesNotFit, match="GiB by more devices") as error:
         answer_question(plan_options({"algorithm": "ppo", "models": models, **values}))
     seconds, memory, *_ = error.value.report.splitlines()
     assert seconds.startswith("mine: ") and " s per iteration by the estimate" in seconds
@@ -636,7 +636,7 @@ def test_a_refusal_says_how_many_devices_are_enough(cluster, enough, less):
     """The named number has a plan that fits, and half of it has none. Recomputation is not enough."""
     asked = {"algorithm": "dpo", "models": {"actor": "llama-13b"}, "prompt_length": "256", "response_length": "256"}
     asked |= {"batch_size": 64, "evaluations": 2000}
-    with pytest.raises(InvalidInput, match=f"GiB less, by .*; recomputation of all layers is not enough; {enough}$"):
+    with pytest.raises(InvalidInput, match=f"GiB by .*; recomputation of all layers is not enough; {enough}$"):
         answer_question(plan_options(asked | {"cluster": cluster}))
     found = answer_question(plan_options(asked | {"cluster": enough.partition("as ")[2]}))
     assert found.planned.certificate.fits
@@ -647,9 +647,9 @@ def test_a_refusal_says_how_many_devices_are_enough(cluster, enough, less):
 def test_no_device_count_is_suggested_for_pinned_calls_or_several_kinds():
     asked = {"algorithm": "dpo", "models": {"actor": "llama-13b"}, "prompt_length": "256", "response_length": "256"}
     asked |= {"cluster": "1x2:l40s", "evaluations": 2000}
-    with pytest.raises(InvalidInput, match="GiB less, by more devices .*recomputation of all layers is not enough$"):
+    with pytest.raises(InvalidInput, match="GiB by more devices .*recomputation of all layers is not enough$"):
         answer_question(plan_options(asked | {"pins": {"ref_inference": "n0:0"}}))
-    with pytest.raises(InvalidInput, match="GiB less, by more devices .*recomputation of all layers is not enough$"):
+    with pytest.raises(InvalidInput, match="GiB by more devices .*recomputation of all layers is not enough$"):
         answer_question(plan_options(asked | {"cluster": "1x2:l40s+1x2:a10"}))
 
 
@@ -662,7 +662,7 @@ def test_a_list_of_clusters_without_a_plan_says_how_many_devices_of_each_kind_ar
     assert str(error.value).endswith("; 8 devices are enough, as 1x8:l40s; 24 devices are enough, as 3x8:v100-16")
     assert "1x4:v100-16" in error.value.report and error.value.report.count("does not fit: ") == 3
     enough = "4 devices are enough, as 1x4:h100; 4 devices are enough, as 1x4:a100-80"
-    with pytest.raises(InvalidInput, match=f"GiB less, by .*; {enough}$"):
+    with pytest.raises(InvalidInput, match=f"GiB by .*; {enough}$"):
         answer_question(plan_options(asked | {"cluster": "1x2:h100,1x2:a100-80"}))
 
 

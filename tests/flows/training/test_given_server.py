@@ -75,7 +75,7 @@ def silent() -> Iterator[str]:
         ("/none/api", f"(status 404); {START}"),
         ("/none", "(status 404); write it as http://HOST:4200/api"),
         ("/busy/api", f"(status 503); {START}"),
-        ("/page", "(it answers with a page that is no JSON); write it as http://HOST:4200/api"),
+        ("/page", "(it answers with a page instead of JSON); write it as http://HOST:4200/api"),
         ("/locked/api", "(status 401); set PREFECT_API_AUTH_STRING, or PREFECT_API_KEY for Prefect Cloud"),
     ],
 )

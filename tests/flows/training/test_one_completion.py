@@ -171,7 +171,7 @@ def test_a_wrong_word_gives_a_line_with_valid_values(wrong):
 
 def test_a_word_with_measured_plans_is_refused():
     asked = request("measure(2)", leased(1, 2, 4096), flags="-p placement.actor_train_step.micro_batches=2")
-    with pytest.raises(InvalidInput, match=r"_train_step\.micro_batches: got 2, expected no word beside"):
+    with pytest.raises(InvalidInput, match=r"_train_step\.micro_batches: got 2, expected no value with plan"):
         choose_plan(asked, asked.spec.plan)
 
 
@@ -197,7 +197,7 @@ def test_a_word_with_a_steps_whole_plan_is_refused(tmp_path):
     file = tmp_path / "plans.yaml"
     file.write_text(f"1:\n  {content}")
     asked = request(str(file), held, flags="-p placement.actor_train_step.micro_batches=2")
-    with pytest.raises(InvalidInput, match=r"expected no word beside plan\.1"):
+    with pytest.raises(InvalidInput, match=r"expected no value: plan\.1 states the whole plan"):
         choose_plans(asked)
 
 
@@ -205,7 +205,7 @@ def test_a_word_in_a_switching_run_is_refused():
     asked = request(
         "flattening", leased(1, 2, 4096), flags="-p placement.actor_train_step.micro_batches=2 replan=switch"
     )
-    with pytest.raises(InvalidInput, match=r"replan: got 'switch', expected say or off beside placement\."):
+    with pytest.raises(InvalidInput, match=r"replan: got 'switch', expected say or off with placement\."):
         check_may_switch(asked.spec, asked.graph)
 
 

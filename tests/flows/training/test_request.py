@@ -97,7 +97,7 @@ def test_a_setting_of_chats_is_refused_for_a_model_that_reads_others_tokens(sett
     graph, others = traced(distil), {"teacher": Model(path="a"), "student": Model(path="b")}
     check_model_settings(graph, "student", others | {"student": Model(path="b", **setting)})
     says = (
-        f"^teacher.{name}: .* is not used: teacher reads the tokens that others made; remove it, or set student.{name}"
+        f"^teacher.{name}: .* is not used: teacher only reads tokens of other roles; remove it, or set student.{name}"
     )
     with pytest.raises(NotUsed, match=says):
         check_model_settings(graph, "student", others | {"teacher": Model(path="a", **setting)})

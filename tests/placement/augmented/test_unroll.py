@@ -127,7 +127,7 @@ SCORE = {"actor_generate": ("tokens",)}
         ),
         ([GENERATE, call("x", "train_step", "actor", SCORE, every=2)], "that is for evaluation"),
         ([call("x", "inference", "actor", {"prompts": ()}, stateful=True)], "only a compute carries state"),
-        ([call("x", "inference", "actor", {"prompts": ()}, num_rows=0)], "each is at least 1"),
+        ([call("x", "inference", "actor", {"prompts": ()}, num_rows=0)], "each must be at least 1"),
     ],
 )
 def test_a_graph_that_no_order_could_run_is_refused(calls, says):

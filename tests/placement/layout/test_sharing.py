@@ -85,7 +85,7 @@ def test_models_that_name_the_same_weights_but_differ_in_shape_are_refused_in_on
         with_judge(replace(SMALL, hidden_size=64))
     assert str(error.value) == (
         "flow judged: ref and judge name the same weights, ref.trunk, but model.embed_tokens.weight is (512, 128) in "
-        "ref and (512, 64) in judge; read them from folders of their own"
+        "ref and (512, 64) in judge; read them from separate folders"
     )
     with pytest.raises(GraphError, match=r"model\.layers\.3\.\S+ is \(128,\) in ref and absent in judge"):
         with_judge(replace(SMALL, num_layers=3))

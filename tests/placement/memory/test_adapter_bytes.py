@@ -98,8 +98,8 @@ def test_a_plan_says_of_an_offload_of_a_part_of_the_roles_of_a_base_which_these_
     with pytest.raises(InvalidInput) as error:
         check_plan(plan, graph, CLUSTER.whole)
     assert str(error.value) == (
-        "plan.calls.ref_inference.offload: got 'all', expected none, or all for actor, critic, ref alike: they hold "
-        "their base once, as megatron n0:0-1"
+        "plan.calls.ref_inference.offload: got 'all', expected none, or all for each of actor, critic, ref: they share "
+        "a base, on n0:0-1"
     )
     every = {call.name: replace(TWO, offload="all") for call in graph if call.role and call.kind != "generate"}
     check_plan(plan_of(graph, **every), graph, CLUSTER.whole)

@@ -78,7 +78,7 @@ def test_a_trial_makes_up_numbers_of_its_shape(likeliest):
 def test_a_name_stands_for_a_single_output(likeliest):
     register(NAME, OUTPUT)
     for name in (NAME, "logprobs"):
-        with pytest.raises(InvalidInput, match=f"output: got '{name}', expected an identifier besides logprobs"):
+        with pytest.raises(InvalidInput, match=f"output: got '{name}', expected an identifier other than logprobs"):
             register(name, Output(head="scalar", made_by="mine:other"))
     with pytest.raises(InvalidInput, match="output: got 'top-3'"):
         register("top-3", OUTPUT)

@@ -124,7 +124,7 @@ BAD = {
     "an order that names a device twice": (ref(device_order=(0, 1, 2, 2)), "[0, 1, 2, 2]"),
     "two orders of one copy": (
         placed(placed(GOOD, "critic_inference", mesh="n0:0-3"), "critic_inference", device_order=(1, 0, 2, 3)),
-        "plan.calls.critic_train_step.order: got [], expected [1, 0, 2, 3] as for critic_inference: both are critic.me",
+        "plan.calls.critic_train_step.order: got [], expected [1, 0, 2, 3] as for critic_inference: both use critic.me",
     ),
     "pipeline in vllm": (generate(dp=2, pp=2), "plan.calls.actor_generate.pp: got 2"),
     "vllm that trains": (placed(GOOD, "actor_train_step", engine="vllm"), "megatron, which runs train_step"),
@@ -178,19 +178,19 @@ BAD = {
         "actor_train_step.parts: 2 is not used: a call of kind train_step needs all rows of the step at once",
     ),
     "parts of a computation": (computed(parts=2), "advantages.parts: 2 is not used: a call of kind compute needs all"),
-    "more parts than groups": (ref(parts=64), "ref_inference.parts: got 64, expected at most 32, the groups of rows"),
+    "more parts than groups": (ref(parts=64), "ref_inference.parts: got 64, expected at most 32, the step's groups"),
     "parts that do not divide the groups": (
         generate(parts=3),
-        "actor_generate.parts: got 3, expected a divisor of 32, the groups of rows of a step",
+        "actor_generate.parts: got 3, expected a divisor of 32, the step's groups of rows",
     ),
     "parts that cut a pair": (
         placed(DPO_PLAN, "ref_inference", parts=8),
-        "ref_inference.parts: got 8, expected at most 4, the groups of rows of a step",
+        "ref_inference.parts: got 8, expected at most 4, the step's groups of rows",
         dpo(),
     ),
     "parts with fewer rows than a pipeline has stages": (
         ref(dp=1, pp=4, parts=16),
-        "parts: got 16, expected fewer: a replica has 2 rows of a part, which do not fill a pipeline of 4 stages",
+        "parts: got 16, expected fewer: a part has 2 rows for each replica, too few for a pipeline of 4 stages",
     ),
     "more micro-batches than a part has rows": (
         ref(micro_batches=4, parts=4),
@@ -306,7 +306,7 @@ def test_on_cuda_one_vllm_instance_leaves_a_device():
     cluster, second = ClusterShape("four", 1, 4, 8 * GIB), "actor_generate_baseline"
     plan = preset("flattening", remax(), cluster, cluster.whole)
     asleep = placed(placed(plan, "actor_generate", offload="all"), second, dp=2, tp=2, offload="all")
-    with pytest.raises(InvalidInput, match=r"baseline.offload: got 'all', expected none: on cuda a device"):
+    with pytest.raises(InvalidInput, match=r"baseline.offload: got 'all', expected none: on cuda only a single"):
         check_plan(asleep, remax(), cluster.whole)
     on_cpu = replace(asleep, cluster=replace(cluster, backend="cpu"))
     assert check_plan(on_cpu, remax(), cluster.whole) is on_cpu
@@ -354,7 +354,7 @@ def test_words_of_activations_that_an_engine_does_not_know_are_refused(monkeypat
 def test_parts_of_whole_groups_are_accepted():
     grouped = replace(GRAPH, calls=tuple(replace(c, rows=replace(c.rows, samples=8)) for c in GRAPH))
     assert check_plan(generate(parts=4), grouped, LEASE)
-    with pytest.raises(InvalidInput, match="parts: got 8, expected at most 4, the groups of rows of a step"):
+    with pytest.raises(InvalidInput, match="parts: got 8, expected at most 4, the step's groups of rows"):
         check_plan(generate(parts=8), grouped, LEASE)
 
 

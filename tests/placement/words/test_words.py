@@ -152,7 +152,7 @@ def test_the_search_tries_each_value_of_an_added_word_by_its_formula(tiles):
 
 def test_a_word_cannot_have_the_name_of_another_or_of_a_key():
     for name in ("offload", "mesh", "dp", "order"):
-        with pytest.raises(InvalidInput, match=f"^word: got '{name}', expected a name besides cache_gib, "):
+        with pytest.raises(InvalidInput, match=f"^word: got '{name}', expected a name other than cache_gib, "):
             register(replace(TILES, name=name))
     register(WORDS["offload"])
 

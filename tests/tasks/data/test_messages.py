@@ -140,8 +140,8 @@ def test_a_column_of_tools_is_shown_to_the_template(tmp_path, strict, kind, case
             [TOOL],
             r"tools_column: got 'tools', expected null, or a chat template that",
         ),
-        (STRICT, "a hammer", r"chats row 0 tools: got 'a hammer', expected schemas of tools: a list of objects"),
-        (STRICT, [1], r"chats row 0 tools: got \[1\], expected schemas of tools"),
+        (STRICT, "a hammer", r"chats row 0 tools: got 'a hammer', expected tool schemas: a list of objects"),
+        (STRICT, [1], r"chats row 0 tools: got \[1\], expected tool schemas"),
     ],
 )
 def test_tools_that_the_template_does_not_show_are_refused_in_one_line(tmp_path, template, tools, says):
@@ -283,7 +283,7 @@ def test_variables_of_the_template_reach_every_kind_of_rows(tmp_path, kind):
         (
             [ask("1")],
             {"tools": []},
-            r"chat_template_kwargs: got 'tools', expected .*this name has a setting of its own",
+            r"chat_template_kwargs: got 'tools', expected .*this name has its own setting",
         ),
     ],
 )

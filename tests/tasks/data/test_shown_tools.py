@@ -68,7 +68,7 @@ def test_prompts_show_the_schemas_of_the_plays_tools(prompts):
 def test_a_flows_plays_must_have_the_same_tools():
     one = Play(function=f"{TOOLS}:right", signature="tools", tools=[f"{TOOLS}:add"], max_tokens=8)
     other = one.model_copy(update={"tool_format": "llama3"})
-    with pytest.raises(InvalidInput, match="play.tools: got '2 plays', expected the same tools in all"):
+    with pytest.raises(InvalidInput, match="play.tools: got '2 plays', expected the same tools in all plays, because"):
         shown_by([one, other])
 
 

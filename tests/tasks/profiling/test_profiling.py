@@ -85,7 +85,7 @@ def test_a_part_has_no_more_layers_than_the_model():
     ("sizes", "complaint"),
     [
         (Sizes(2, 16, (3,)), "tensor_parallel: got 3, expected a divisor of the model's 4 heads"),
-        (Sizes(2, 64), "longest: got 64, expected at most 58, which the model's context leaves"),
+        (Sizes(2, 64), "longest: got 64, expected at most 58: the model's context has no room for more"),
     ],
 )
 def test_impossible_sizes_are_refused_before_a_rank_starts(sizes, complaint):

@@ -113,5 +113,7 @@ def test_a_kl_penalty_counts_in_its_own_turn():
 
 def test_rows_without_turns_are_refused():
     rows = Batch({"logprobs": [torch.zeros(1)] * 2, "scores": [torch.zeros(())] * 2}, torch.zeros(2))
-    with pytest.raises(InvalidInput, match=r"algo.advantage: got 'turns', expected another value: the rows are not of"):
+    with pytest.raises(
+        InvalidInput, match=r"algo.advantage: got 'turns', expected another advantage, such as rloo: only a play"
+    ):
         computed(rows)

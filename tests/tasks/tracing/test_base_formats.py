@@ -43,7 +43,7 @@ def test_the_reference_of_an_actor_is_its_base_in_four_bits():
 
 
 def test_roles_with_adapters_on_a_base_state_the_same_format():
-    with pytest.raises(InvalidInput, match=r"critic\.base_dtype: got None, expected nf4, as of actor, which has the"):
+    with pytest.raises(InvalidInput, match=r"critic\.base_dtype: got None, expected nf4, as for actor, which has the"):
         asked("ppo", actor=ADAPTED, critic={"adapter": {"rank": 16}})
 
 

@@ -448,7 +448,7 @@ def test_a_batch_larger_than_its_dataset_is_refused():
     [
         (
             Sampling(temperature=0),
-            r"temperature: got 0\.0, expected above 0, or samples=1: without chance the 4",
+            r"temperature: got 0\.0, expected above 0, or samples=1: a prompt.s 4 greedy samples",
         ),
         (Sampling(top_k=1), "top_k: got 1, expected 0 or at least 2, or samples=1"),
         (Sampling(min_p=1.0), r"min_p: got 1\.0, expected below 1, or samples=1"),
@@ -609,8 +609,11 @@ def test_a_computation_reads_the_numbers_of_rows_made_from_each_row(per):
             "got samples, which has tokens, and per=actor_generate: samples has 3 for each of ",
         ),
         (vine("rollout", "own"), "per=actor_generate is not used: no input has several rows for each; remove it"),
-        (vine("rollout", "others"), "got evaluation and per=actor_generate, expected rows that were made of actor_gen"),
-        (vine("rollout", kept=True), "got rows that a select keeps, expected all rows beside per=actor_generate"),
+        (vine("rollout", "others"), "got evaluation and per=actor_generate, expected rows made from actor_gen"),
+        (
+            vine("rollout", kept=True),
+            "got rows that a select keeps, expected the rows before the select, with per=actor_generate",
+        ),
     ],
 )
 def test_rows_that_do_not_belong_together_are_refused(body, says):

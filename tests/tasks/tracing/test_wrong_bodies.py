@@ -155,7 +155,7 @@ def takes_steps(actor: Actor, steps: int = 3) -> None:
         (waits, "flow mine: waits is async, expected def without async"),
         (yields, "flow mine: yields has a yield, expected a body without one"),
         (untyped, "flow mine: parameter actor has no type, expected its type"),
-        (takes_all, "flow mine: got **more: int, expected a parameter of its own"),
+        (takes_all, "flow mine: got **more: int, expected a separate parameter for each"),
         (takes_steps, "takes_steps: got a parameter 'steps', expected another name"),
     ],
 )

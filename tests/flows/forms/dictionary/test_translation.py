@@ -157,9 +157,9 @@ def test_options_become_parameters(case):
 REFUSED = {
     "trl grpo": {
         "loss_type": ("sapo", "no loss here is sapo"), "packing": (True, ""), "use_dora": (True, "only plain adapters"),
-        "warmup_ratio": (0.1, "state --rows"), "num_train_epochs": (0.5, "0.5 is no whole number of passes"),
+        "warmup_ratio": (0.1, "state --rows"), "num_train_epochs": (0.5, "0.5 is not a whole number of passes"),
         "lr_scheduler_type": ("polynomial", "only these have a counterpart: constant"),
-        "dtype": ("float16", "float16 is not trained here"),
+        "dtype": ("float16", "training in float16 is not possible here"),
         "temperature": (3.0, "algo.sampling.temperature: got 3.0, expected at most 2"),
         "learning_rate": ([1], "algo.optimizer.lr: got [1]"), "entropy_coef": (0.1, "an entropy bonus"),
         "generation_kwargs": ({"num_beams": 2}, "num_beams has no counterpart"), "report_to": ("comet_ml", "the trackers here"),
@@ -188,7 +188,7 @@ def test_an_option_without_counterpart_is_refused_with_a_reason(name, option, va
 
 def test_prompts_of_a_batch_that_are_no_whole_number_are_refused_with_the_numbers():
     one = outcome(translated("trl grpo", {"num_generations": 7}), "per_device_train_batch_size")
-    assert one.why == "algo.batch_size = 8 * max(1, 1) * 1 / 7 is no whole number; state --devices"
+    assert one.why == "algo.batch_size = 8 * max(1, 1) * 1 / 7 is not a whole number; state --devices"
 
 
 def test_a_share_of_the_run_follows_from_the_rows():

@@ -158,7 +158,7 @@ def test_a_switch_that_does_not_fit_in_host_memory_is_refused_in_a_line(own_home
     with pytest.raises(InvalidInput) as error:
         check_switch(asked, before, ChosenAt(7, after))
     assert str(error.value).startswith("plan.7: got 'a switch from flattening to split that keeps 3")
-    assert "expected at most the 1.00 GiB of the host of n0 (host_memory_gib)" in str(error.value)
+    assert "expected at most 1.00 GiB, the memory of n0's host (host_memory_gib)" in str(error.value)
 
 
 def test_only_a_run_that_may_switch_has_a_switcher(own_home):

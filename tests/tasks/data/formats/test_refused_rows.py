@@ -1,4 +1,4 @@
-"""Files that fit two formats, and rows of no format, are refused in a line that says what to set or to mend."""
+"""Files that fit two formats, and rows of no format, are refused in a line that says what to set or to correct."""
 
 import json
 
@@ -135,7 +135,7 @@ WRONG_SETTINGS = {
     ),
     "a form and a column": (
         {"form": "sharegpt", "messages_column": "chat"},
-        r"^chats.messages_column: 'chat' is not used: form is sharegpt, which has columns of its own; remove it$",
+        r"^chats.messages_column: 'chat' is not used: form is sharegpt, which reads its own columns; remove it$",
     ),
     "our own form and a column of another": (
         {"form": "messages", "messages_column": "conversations", "text_column": "body"},
@@ -199,25 +199,23 @@ OTHER_ROWS = {
     ),
     "two questions in a row": (
         [turns(human("Hi"), human("Hello"), gpt("a"))],
-        "chats row 0 conversations turn 1 from: got 'human after human', expected gpt or function_call; mend"
-        " or remove the"
-        " row, in FILE",
+        "chats row 0 conversations turn 1 from: got 'human after human', expected gpt or function_call; correct "
+        "or remove the row, in FILE",
     ),
     "an answer first": (
         [turns(*TURNS), turns(gpt("Hello"), human("Hi"), gpt("a"))],
-        "chats row 1 conversations turn 0 from: got 'gpt as the first turn', expected system or human; mend"
-        " or remove the"
-        " row, in FILE",
+        "chats row 1 conversations turn 0 from: got 'gpt as the first turn', expected system or human; correct "
+        "or remove the row, in FILE",
     ),
     "a system turn in between": (
         [turns(human("Hi"), {"from": "system", "value": "a"})],
-        "chats row 0 conversations turn 1 from: got 'system after human', expected gpt or function_call; mend or remove"
-        " the row, in FILE",
+        "chats row 0 conversations turn 1 from: got 'system after human', expected gpt or function_call; correct or "
+        "remove the row, in FILE",
     ),
     "an answer to a call": (
         [turns(human("Hi"), {"from": "function_call", "value": '{"name": "a", "arguments": {}}'}, gpt("b"))],
-        "chats row 0 conversations turn 2 from: got 'gpt after function_call', expected observation; mend or remove the"
-        " row, in FILE",
+        "chats row 0 conversations turn 2 from: got 'gpt after function_call', expected observation; correct or remove "
+        "the row, in FILE",
     ),
     "a call that is no JSON": (
         [turns(human("Hi"), {"from": "function_call", "value": "add(1, 2)"})],

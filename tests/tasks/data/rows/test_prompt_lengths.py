@@ -61,7 +61,10 @@ def test_prompts_are_cut_at_the_requested_end(prompts, keep, text):
             {"max_prompt_length": 1, "overlong_prompts": "drop"},
             "got 1, expected at least 2, the shortest prompt: all 4",
         ),
-        ({"max_prompt_length": 65}, "prompts.max_prompt_length: got 65, expected at most 64, which the context leaves"),
+        (
+            {"max_prompt_length": 65},
+            "prompts.max_prompt_length: got 65, expected at most 64: the context has no room for more",
+        ),
         ({"system_prompt": "good"}, "plain text has no system message"),
     ],
 )

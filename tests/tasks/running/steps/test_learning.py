@@ -150,7 +150,7 @@ def test_equal_rewards_are_named_even_if_a_kl_term_trains():
     found, warnings = run(GRPO, *[LEARNS | EQUAL] * 12)
     assert {each.phrase for each in found} == {"no group differs"} and not any(each.error for each in found)
     (warning,) = warnings
-    assert warning.startswith("step 3: 3 steps in a row in which no group differs: no reward moves actor; use ")
+    assert warning.startswith("step 3: no group differs in 3 steps in a row, so no reward moves actor; use ")
 
 
 def test_pairs_without_a_gradient_count_as_empty_steps():
