@@ -532,7 +532,7 @@ CASES = {
     "a role without a model": ([*ONE, *LENGTHS, "--model", "actor=llama-7b"], "models.critic"),
     "a model without a role": ([*ONE, *LENGTHS, "--model", "llama-7b"], "--model: got 'llama-7b', expected ROLE=MODEL, such as actor=llama-7b"),
     "two vocabularies": ([*ONE, *LENGTHS, "--model", "actor=llama3-7b", "--model", "critic=llama-7b"], "vocab"),
-    "a model too large for any plan": (["--cluster", "1x1:h100", *LENGTHS, *MODELS], "GiB less"),
+    "a model too large for any plan": (["--cluster", "1x1:h100", *LENGTHS, *MODELS], "GiB by"),
     "more mini-batches than rows": ([*ONE, *LENGTHS, *MODELS, "--batch-size", "2", "-p", "algo.update.mini_batches=3"], "2 rows a step"),
     "an empty batch": ([*ONE, *LENGTHS, *MODELS, "--batch-size", "0"], "batch_size"),
     "no budget": ([*ONE, *LENGTHS, *MODELS, "--budget", "0"], "budget_seconds"),
@@ -640,7 +640,7 @@ def test_a_refusal_says_how_many_devices_are_enough(cluster, enough, less):
         answer_question(plan_options(asked | {"cluster": cluster}))
     found = answer_question(plan_options(asked | {"cluster": enough.partition("as ")[2]}))
     assert found.planned.certificate.fits
-    with pytest.raises(InvalidInput, match="GiB less"):
+    with pytest.raises(InvalidInput, match="GiB by"):
         answer_question(plan_options(asked | {"cluster": less}))
 
 
