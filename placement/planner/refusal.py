@@ -13,7 +13,7 @@ from prefect_rlhf.placement.memory.savings import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.preset_plan import some_preset_fits
 from prefect_rlhf.placement.planner.question import Question
-from prefect_rlhf.placement.planner.solution import fitting, solution, solutions, with_prefetch
+from prefect_rlhf.placement.planner.solution import fitting, made_to_fit, solution, solutions, with_prefetch
 from prefect_rlhf.placement.planner.space.plan_problem import PlanProblem, PlanSpace
 from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
 from prefect_rlhf.placement.search.budget import Budget
@@ -41,20 +41,21 @@ def no_plan_fits(question: Question, space: PlanSpace, budget: Budget) -> TooLit
 
 
 def has_fitting_plan(question: Question, budget: Budget) -> bool:
-    """Whether a preset has a plan that fits, or a short search with time sharing finds such a plan.
+    """Whether a preset has a plan that fits, or a short search finds one, first with time sharing, then of all plans.
 
-    In that search all layers may be recomputed. `False` does not prove that no plan fits.
+    A plan that it finds may be repaired, or have all its layers recomputed. `False` does not prove that no plan fits.
     """
     if some_preset_fits(question):
         return True
     try:
-        problem = time_sharing_problem(PlanSpace.of(question))
+        space = PlanSpace.of(question)
+        problems = (time_sharing_problem(space), space.most)
     except TooLittleMemory:
         return False
     return any(
-        fitting(question, each)
+        made_to_fit(question, plan) or fitting(question, _recomputing(question, plan))
+        for problem in problems
         for plan in solutions(question, problem, budget, FEW_SHARES)
-        for each in (plan, _recomputing(question, plan))
     )
 
 

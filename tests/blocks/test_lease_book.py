@@ -273,7 +273,7 @@ def test_a_run_that_may_make_do_with_less_gets_the_largest_mesh_that_is_free(tmp
 
 
 def test_a_minimum_above_the_request_is_refused(tmp_path):
-    with pytest.raises(InvalidInput, match="min_devices: got 4, expected at most the 2 devices"):
+    with pytest.raises(InvalidInput, match="min_devices: got 4, expected at most 2, the devices that the run asks for"):
         LeaseBook(tmp_path, NODE).acquire("n0:0-1", ME, at_least=4)
 
 
