@@ -130,6 +130,6 @@ def test_a_rate_that_falls_over_all_steps_falls_longer_only_if_the_run_says_so(p
 
 
 def test_a_change_without_a_checkpoint_is_refused(parameters):
-    says = r"^resume_changes: 'algo\.optimizer\.lr' is not used: without resume_from .*; remove it, or set resume_from$"
+    says = r"^resume_changes: 'algo\.optimizer\.lr' is not used: only a resumed run .*; remove it, or set resume_from$"
     with pytest.raises(InvalidInput, match=says):
         prepared(sft, given(parameters, RISES_LONG, resume_changes="algo.optimizer.lr"), ONE_DEVICE)

@@ -131,7 +131,7 @@ def test_a_broken_folder_is_skipped_with_a_line(folder, file, text, says, capsys
 
 
 def test_a_missing_folder_is_refused_and_an_empty_folder_has_no_runs(tmp_path, capsys):
-    with pytest.raises(InvalidInput, match="folder: got '/nowhere', expected the folder of runs"):
+    with pytest.raises(InvalidInput, match="folder: got '/nowhere', expected a folder of runs"):
         runs("/nowhere")
     assert len(runs(tmp_path)) == 0 and str(runs(tmp_path)) == "no runs"
     assert main(["runs", "/nowhere"]) == 2

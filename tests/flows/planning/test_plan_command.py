@@ -620,7 +620,7 @@ def test_if_no_plan_fits_a_table_shows_memory_use_and_remedies(capsys, tmp_path)
     said = [line for line in capsys.readouterr().err.splitlines() if " s: " not in line]
     first = next(index for index, line in enumerate(said) if line.startswith("prefect-rlhf: "))
     line, helps, change, header, *rest = said[first:]
-    assert "iB less, by more or larger devices" in line
+    assert "iB by more or larger devices" in line
     assert helps == "What would make it fit:" and change.startswith("  devices of ")
     assert header.split() == ["devices", "peak", "of", "at", "largest"]
     assert rest[0].startswith("n0:0")

@@ -130,7 +130,7 @@ def test_a_token_that_the_reader_lacks_is_refused(folders):
 @pytest.mark.parametrize(
     ("body", "sizes", "says"),
     [
-        (learns, {"ref": 96}, "ref.vocab_size: got 96, expected at least 100, the vocabulary of actor: the rows"),
+        (learns, {"ref": 96}, "ref.vocab_size: got 96, expected at least 100, the vocabulary of actor: rows of"),
         (learns_apart, {"ref": 10}, "ref.path: token 10: got 'no token', expected 'is'"),
     ],
 )

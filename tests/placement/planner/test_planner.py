@@ -300,7 +300,7 @@ def large(rows: int) -> DataflowGraph:
 def test_a_plan_that_no_device_has_room_for_says_how_much_is_missing():
     """Each call of a step would fit an empty device; the train_step beside what else stays there does not."""
     node = ClusterShape("node", 1, 2, int(72.25 * GIB))
-    with pytest.raises(PlanDoesNotFit, match=r"expected .* GiB .* less, by more or larger devices") as error:
+    with pytest.raises(PlanDoesNotFit, match=r"expected .* GiB .*; save .* by more or larger devices") as error:
         plan_graph(question(large(32), node, Workload.fixed(256, 256)), budget_seconds=0.5)
     (remedy,) = json.loads(error.value.details)["remedies"]
     assert remedy["fits"] and remedy["peak_bytes"] > usable_bytes(int(72.25 * GIB), "cuda")

@@ -182,7 +182,7 @@ def test_models_that_differ_are_refused(models, said):
 
 
 def test_settings_without_a_reference_are_refused():
-    with pytest.raises(NotUsed, match="there is no ref"):
+    with pytest.raises(NotUsed, match="no ref is set"):
         move_reference(None, object(), MovingReference(every=2))
     with pytest.raises(ValueError, match="never changes without every"):
         MovingReference(share=0.5)

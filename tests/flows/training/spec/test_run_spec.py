@@ -52,7 +52,7 @@ UNUSED = {
     "replan_gain": ({"replan": "off", "replan_gain": 0.2}, "replan is off"),
     "steps": ({"epochs": 2, "steps": 3}, "epochs sets the number of steps"),
     "keep_checkpoints": ({"keep_checkpoints": 5}, "without checkpoint_every"),
-    "resume_changes": ({"resume_changes": ("algo.lr",)}, "without resume_from"),
+    "resume_changes": ({"resume_changes": ("algo.lr",)}, "only a resumed run"),
     "patience": ({"patience": 2}, "best_metric is not set"),
 }
 
