@@ -236,7 +236,7 @@ def test_simplicity_is_how_much_slower_than_the_fastest_plan_a_simpler_answer_ma
         answer_question(plan_options(ONE_NODE | {"evaluations": 300, "simplicity": share})).planned
         for share in ("30%", 0)
     )
-    assert 1.03 * simple.fastest_seconds < simple.seconds <= 1.3 * simple.fastest_seconds
+    assert fastest.seconds < simple.seconds <= 1.3 * fastest.seconds
     assert fastest.seconds == fastest.fastest_seconds
 
 
@@ -513,7 +513,7 @@ CASES = {
     "a headroom that leaves nothing": ([*ONE, "--device-memory-gib", "2", "--headroom", "0.5", *LENGTHS, *MODELS], "headroom: got 0.5, expected less than 0.1"),
     "a mesh and a pin of a call": ([*ONE, *LENGTHS, *MODELS, "--pin", "ref_inference=n0:0-3", "-p", "placement.ref_inference.mesh=n0:4-7"], "pins.ref_inference: got 'n0:0-3', expected n0:4-7, as placement.ref_inference.mesh"),
     "a word that the engine lacks": ([*ONE, *LENGTHS, *MODELS, "-p", "placement.ref_inference.recompute=all"], "placement.ref_inference.recompute: 'all' is not used"),
-    "words that conflict": ([*ONE, *LENGTHS, *MODELS, "-p", "placement.critic_inference.offload=all", "-p", "placement.critic_train.offload=none"], "placement.critic_train.offload: got 'none', expected all, as placement.critic_inference.offload"),
+    "words that conflict": ([*ONE, *LENGTHS, *MODELS, *(word for call in ("critic_inference", "critic_train") for value in ("mesh=n0:0-7", "dp=1", "tp=8", "pp=1") for word in ("-p", f"placement.{call}.{value}")), "-p", "placement.critic_inference.offload=all", "-p", "placement.critic_train.offload=none"], "placement.critic_train.offload: got 'none', expected all, as placement.critic_inference.offload"),
     "a negative headroom": ([*ONE, "--headroom=-10%", *LENGTHS, *MODELS], "headroom: got '-10%'"),
     "a headroom that is no share": ([*ONE, "--headroom", "much", *LENGTHS, *MODELS], "headroom: got 'much'"),
     "an imbalance without experts": ([*ONE, *LENGTHS, *MODELS, "--expert-imbalance", "2"], "expert_imbalance: 2.0 is not used: no model is a mixture of experts; remove it"),
