@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from prefect_rlhf.engines.gang.processes.preload import never_collected
 from prefect_rlhf.errors.errors import InvalidInput
 from tests.cases import examples
 from tests.device import CHOSEN, check_choice
@@ -65,13 +66,9 @@ def pytest_configure():
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Keep the garbage collector away from imported modules; to scan them takes a second, again and again."""
-    gc.disable()
-    try:
+    atexit.register(gc.unfreeze)  # libraries report objects that are never collected as leaks
+    with never_collected():
         return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
-        atexit.register(gc.unfreeze)  # libraries report objects that are never collected as leaks
 
 
 def pytest_collection_modifyitems(config, items):

@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.step import Expected, Found, Machine, Need, Step
+from benchmarks.one_card.guard import kill_tree
 
 STEPS = 3
 STEPS_OF_KILLED = 12
@@ -159,7 +160,6 @@ def _started(machine: Machine, words: tuple[str, ...], folder: Path) -> subproce
 
 def _kill_after(machine: Machine, folder: Path, steps: int) -> int:
     """Start a run, and kill it with all its processes once it has made so many steps; return how many it had made."""
-    import psutil
 
     def made() -> int:
         return sum(len(file.read_text().splitlines()) for file in (folder / "runs").glob("*-*/metrics.jsonl"))
@@ -167,11 +167,7 @@ def _kill_after(machine: Machine, folder: Path, steps: int) -> int:
     with _started(machine, run_words(machine), folder) as process:
         while made() < steps and process.poll() is None:
             time.sleep(0.02)
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        for one in family:
-            one.suspend()  # so that none notices the end of another
-        for one in family:
-            one.kill()
+        kill_tree(process.pid)
     return made()
 
 

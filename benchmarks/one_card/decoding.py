@@ -10,15 +10,18 @@ import cProfile
 import pstats
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.one_card.child import say
 from benchmarks.one_card.kernels import grouped, kernels_of
 from benchmarks.one_card.work import Work
+
+if TYPE_CHECKING:
+    from prefect_rlhf.engines.rank.profiling.layer_clock import LayerClock
 
 TOKENS = 64
 FUNCTIONS = 40
@@ -55,11 +58,12 @@ def main() -> None:
             return engine.generate(prompts, sampling, range(len(prompts)))
 
         decoded(rows, sampling.max_new_tokens, work.kind, call)
-        with clocks(engine._llm.engine_core) as seconds:
+        with clocked_parts(engine._llm.engine_core) as clocks:
             wall = timed(call)
         front = min(timed(partial(by_front_end, engine, prompts, sampling)) for _ in range(2))
         say("vLLM's own front end", rows=rows, wall_ms=round(1e3 * front / sampling.max_new_tokens, 3))
-        parts = {name: round(1e3 * each / sampling.max_new_tokens, 3) for name, each in seconds.items()}
+        seconds = {part: sum(end - start for start, end in clock.forwards) for part, clock in clocks.items()}
+        parts = {part: round(1e3 * each / sampling.max_new_tokens, 3) for part, each in seconds.items()}
         say("host parts", rows=rows, wall_ms=round(1e3 * wall / sampling.max_new_tokens, 3), milliseconds_a_token=parts)
 
 
@@ -88,44 +92,24 @@ def by_front_end(engine: Any, prompts: list[list[int]], sampling: Any) -> None:
 
 
 @contextmanager
-def clocks(client: Any) -> Iterator[dict[str, float]]:
-    """Time the parts of vLLM's steps in seconds; `step` contains all others."""
-    core, seconds = client.engine_core, dict[str, float]()
-    parts = [
-        (client, "get_output", "step"),
-        (core.scheduler, "schedule", "schedule"),
-        (core.scheduler.kv_cache_manager, "allocate_slots", "find room, within schedule"),
-        (core.model_executor, "execute_model", "launch the model"),
-        (core.model_executor, "sample_tokens", "launch the sampler"),
-        (core.scheduler, "update_from_output", "take up tokens"),
-    ]
-    try:
-        from vllm.v1.worker.gpu.async_utils import AsyncOutput
-    except ImportError:  # a processor
-        pass
-    else:
-        parts.append((AsyncOutput, "get_output", "wait for tokens"))
-    before = [(owner, name, vars(owner).get(name)) for owner, name, _ in parts]
-    for owner, name, part in parts:
-        setattr(owner, name, clocked(getattr(owner, name), seconds, part))
-    try:
-        yield seconds
-    finally:
-        for owner, name, value in before:
-            delattr(owner, name) if value is None else setattr(owner, name, value)
+def clocked_parts(client: Any) -> Iterator[Mapping[str, LayerClock]]:
+    """Clock the parts of vLLM's steps while the body runs. `step` contains all others, and waits for the device."""
+    from prefect_rlhf.engines.rank.profiling.layer_clock import clocked_method
 
-
-def clocked(function: Callable[..., Any], seconds: dict[str, float], part: str) -> Callable[..., Any]:
-    """Return the function, which adds its time to a part."""
-
-    def call(*arguments: Any, **named: Any) -> Any:
-        began = time.perf_counter()
-        try:
-            return function(*arguments, **named)
-        finally:
-            seconds[part] = seconds.get(part, 0.0) + time.perf_counter() - began
-
-    return call
+    core = client.engine_core
+    parts = {
+        "step": (client, "get_output"),
+        "schedule": (core.scheduler, "schedule"),
+        "find room, within schedule": (core.scheduler.kv_cache_manager, "allocate_slots"),
+        "launch the model": (core.model_executor, "execute_model"),
+        "launch the sampler": (core.model_executor, "sample_tokens"),
+        "take up tokens": (core.scheduler, "update_from_output"),
+    }
+    with ExitStack() as stack:
+        yield {
+            part: stack.enter_context(clocked_method(owner, name, time.perf_counter))
+            for part, (owner, name) in parts.items()
+        }
 
 
 def decoded(rows: int, tokens: int, kind: str, call: Callable[[], object]) -> None:

@@ -31,7 +31,7 @@ class Spread(Generic[Value]):
     values: tuple[Value, ...]
 
     def column(self, num_devices: int) -> Ints:
-        """Return, by device number, the kind of the device's value plus 1; 0 for a device without a value."""
+        """Return a column by device number: 1 plus the kind of the device's value, or 0 if it has none."""
         column = np.zeros(num_devices, dtype=np.int64)
         column[self.numbers] = self.kinds + 1
         return column

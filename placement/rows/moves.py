@@ -37,7 +37,7 @@ class RowMove:
 
 
 class DeviceTransfer(NamedTuple):
-    """Rows of a call's keys that move from device `source` to another device `target`. A tuple, for speed."""
+    """The rows, and which of their keys, that move from device `source` to device `target`. A tuple, for speed."""
 
     source: Device
     target: Device

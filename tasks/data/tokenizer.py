@@ -95,7 +95,7 @@ def refused_config(folder: Path, name: str, error: Exception) -> InvalidInput:
 
 
 class RowReader:
-    """Decodes rows' tokens for people, with the tokenizer that wrote them."""
+    """Turns rows' tokens into text that people read, with the tokenizer that wrote them."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer, self._spoken = tokenizer, spoken(tokenizer)

@@ -1,4 +1,4 @@
-"""A clock for the passes through a model's layers, by hooks around a real engine's calls."""
+"""Times the passes through a model's layers, with hooks that it adds while a real engine runs a call."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -45,7 +45,7 @@ class Interval:
 def interval(values_P: NDArray[np.float64]) -> Interval | None:
     """Return the mean of the values that are numbers, with its interval; None if no value is.
 
-    For more than 10,000 values it is the normal interval.
+    With more than 10,000 values, this is the normal interval instead.
 
     >>> interval(np.array([1.0, 1.0, np.nan]))
     Interval(mean=1.0, low=1.0, high=1.0)
