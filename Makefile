@@ -33,7 +33,8 @@ CHECK_PYTHON = @python=$(firstword $(wildcard $(@D)/bin/python) $(PYTHON)); \
 	case $$found in 3.11|3.12|3.13) ;; \
 	*) echo "PYTHON: got '$$python', $$found; expected 3.11, 3.12 or 3.13: make setup PYTHON=python3.12" >&2; exit 2;; esac
 
-.PHONY: setup setup-cuda demo stop test test-all test-gpu test-python lint docs dist pins release workflows
+# `tests` is a folder too.
+.PHONY: setup setup-cuda demo stop style types tests test test-all test-gpu test-python lint docs dist pins release workflows
 setup: $(VENV)/.ready
 
 # The files of pins are complete, so nothing is resolved and the CPU build of torch, installed first, stays.
@@ -60,16 +61,24 @@ demo: setup
 stop:
 	$(RUN)/python -m benchmarks.demo stop
 
-lint: setup
+lint: style types
+
+style: setup
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
+
+types: setup
 	MYPYPATH=src:. $(RUN)/mypy -p prefect_rlhf -p benchmarks.demo
 
 # The search is compiled in the background, for half a minute on a free core. Tests that need it come last.
+# Types take a minute of one core, so they are checked beside the tests; if either fails, make ends with its name.
 test: setup
 	mkdir -p build
 	$(RUN)/python -m prefect_rlhf.placement.search > build/compile.log 2>&1 &
-	$(MAKE) lint
+	$(MAKE) style
+	$(MAKE) --jobs=2 --keep-going types tests
+
+tests: setup
 	$(RUN)/pytest -m "not all" $(SIDE_BY_SIDE) --durations=15
 
 test-all: lint
