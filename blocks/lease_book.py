@@ -191,12 +191,24 @@ class LeaseBook:
             return (self._named(DeviceMesh.parse(wanted)),)
         if meshes := self._meshes(wanted):
             return meshes
-        per_node, num_nodes = self.cluster.devices_per_node, self.cluster.num_nodes
-        sizes = "a power of two below" if per_node > 1 else "a multiple of"
+        raise InvalidInput("num_devices", wanted, self._sizes())
+
+    def _sizes(self) -> str:
+        """Say in words how many devices a lease may have, and how many the cluster has."""
+        per_node, num_nodes, name = self.cluster.devices_per_node, self.cluster.num_nodes, self.cluster.name
+        if per_node == num_nodes == 1:
+            return f"1: cluster {name} has a single device"
+        if per_node == 1:
+            return f"1 to {num_nodes}: cluster {name} has {num_nodes} nodes of a single device"
         if self.any_number:
-            sizes = "1 to"
-        most = f"at most {num_nodes} x {per_node} in cluster {self.cluster.name}"
-        raise InvalidInput("num_devices", wanted, f"{sizes} {per_node}, or whole nodes: {most}")
+            sizes = f"1 to {per_node}"
+        else:
+            parts = [1 << power for power in range((per_node - 1).bit_length())]
+            sizes = f"{', '.join(map(str, parts))} or {per_node}"
+        if num_nodes == 1:
+            return f"{sizes}: cluster {name} has {per_node} devices"
+        whole = f"a multiple of {per_node} up to {per_node * num_nodes}"
+        return f"{sizes}, or {whole}: cluster {name} has {num_nodes} nodes of {per_node} devices"
 
     def _named(self, mesh: DeviceMesh) -> DeviceMesh:
         """Return `mesh`. Raises InvalidInput if it is not in the cluster, or is not aligned without `any_number`."""

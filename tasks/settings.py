@@ -186,3 +186,25 @@ def by_dotted_name(group: Mapping[str, Any], before: str = "") -> dict[str, Any]
         inner = isinstance(value, Mapping) and value
         found |= by_dotted_name(value, f"{before}{name}.") if inner else {f"{before}{name}": value}
     return found
+
+
+def set_by_dotted_name(values: dict[str, Any], name: str, value: Any) -> None:
+    """Set the value with this dotted name in nested groups; a missing group is added.
+
+    Raises ValueError if a part of the name is another value than a group.
+
+    >>> values = {"steps": 3}
+    >>> set_by_dotted_name(values, "algo.lr", 0.1)
+    >>> values
+    {'steps': 3, 'algo': {'lr': 0.1}}
+    >>> set_by_dotted_name(values, "steps.first", 1)
+    Traceback (most recent call last):
+    ...
+    ValueError: steps is not a group
+    """
+    *groups, last = name.split(".")
+    for group in groups:
+        values = values.setdefault(group, {})
+        if not isinstance(values, dict):
+            raise ValueError(f"{group} is not a group")
+    values[last] = value

@@ -23,6 +23,10 @@ _BEAT_SECONDS = 0.02
 _NOTICED_SECONDS = 0.01
 
 
+class WrongName(ValueError):
+    """A function gave `log_metric` a name that no line of metrics can hold, or too many names."""
+
+
 class LoopDelay:
     """How many seconds calls have blocked an event loop."""
 
@@ -50,7 +54,7 @@ def call(function: LoadedFunction, rows: Sequence[Row], runner: asyncio.Runner) 
                 returned = runner.run(_awaited(returned))
         return _judged(function, rows, returned, logged)
     except BaseException as error:  # noqa: BLE001  a user's function may raise anything, SystemExit too
-        return _all_failed(rows, _why(error, function), blame=blame_of(error, given))
+        return _all_failed(rows, _why(error, function), blame=_blame(error, given))
 
 
 async def call_async(function: LoadedFunction, rows: Sequence[Row], seconds: float, delay: LoopDelay) -> Verdicts:
@@ -65,10 +69,14 @@ async def call_async(function: LoadedFunction, rows: Sequence[Row], seconds: flo
         return _judged(function, rows, returned, logged)
     except BaseException as error:  # noqa: BLE001  as above
         if not limit.expired():
-            return _all_failed(rows, _why(error, function), blame=blame_of(error, given))
+            return _all_failed(rows, _why(error, function), blame=_blame(error, given))
         overdue = asyncio.get_running_loop().time() - (limit.when() or 0.0)
         held_up = delay.seconds - before + overdue > _FAIR * seconds
         return _all_failed(rows, late(seconds, function.place), held_up)
+
+
+def _blame(error: BaseException, given: Sequence[object]) -> Blame:
+    return "result" if isinstance(error, WrongName) else blame_of(error, given)
 
 
 def late(seconds: float, place: str) -> str:
@@ -87,7 +95,7 @@ def _called(function: LoadedFunction, rows: Sequence[Row], logged: dict[str, lis
         if abs(number := _float(value)) <= MOST_NUMBER:
             logged.setdefault(str(name), []).append(number)
         if wrong := wrong_names(logged):
-            raise ValueError(f"log_metric got {wrong}")
+            raise WrongName(f"log_metric got {wrong}")
 
     args, kwargs = arguments(function.call, function.of.signature, rows, log_metric)
     given += [*args, kwargs]
@@ -116,7 +124,7 @@ def _judged(
             return _all_failed(rows, why, blame="result")
         numbers = _numbers(returned)
         if wrong := wrong_names(numbers):
-            return _all_failed(rows, at(f"returned {wrong}", place))
+            return _all_failed(rows, at(f"returned {wrong}", place), blame="result")
         verdict = _verdict(returned["score"], place, none=signature == "row", metrics=numbers)
         return (replace(verdict, answer=_answer(returned)),)
     if signature != "trl":

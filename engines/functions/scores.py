@@ -24,7 +24,8 @@ SCORES = f"a number from {-MOST_SCORE:g} to {MOST_SCORE:g}"
 
 Blame = Literal["response", "code", "row", "result"]
 """The cause of a failure: the response; or a mistake in the code, or a key that rows lack, with every response.
-`result` means that the function returned something other than a number, which it may do for some responses only."""
+`result` means that the function returned something other than a number, or named a number as no metrics can, which it
+may do for some responses only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def wrong_names(names: Collection[str]) -> str:
     ('', "a number named 'two\\\\nlines', expected a name of 1 to 100 printable characters")
     """
     if len(names) > MOST_NUMBERS:
-        return f"{len(names)} numbers besides the score, expected at most {MOST_NUMBERS}"
+        return f"{len(names)} numbers besides the score, with {in_short([*names][-1])}, expected at most {MOST_NUMBERS}"
     wrong = [name for name in names if not 1 <= len(name) <= LONGEST_NAME or not name.isprintable()]
     expected = f"a name of 1 to {LONGEST_NAME} printable characters"
     return f"a number named {in_short(wrong[0])}, expected {expected}" if wrong else ""

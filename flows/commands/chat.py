@@ -12,8 +12,10 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError, refusing
+from prefect_rlhf.errors.in_short import in_short
 from prefect_rlhf.files.foreign_file import read_json_object
-from prefect_rlhf.files.model_folder import CONFIG, MERGED, RESULT, generates, is_adapter
+from prefect_rlhf.files.model_folder import ADAPTER, CONFIG, MERGED, RESULT, generates, is_adapter
+from prefect_rlhf.files.path_text import from_here, resolved
 from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, whole_number
 from prefect_rlhf.flows.hardware.installed_engines import missing_engine
@@ -74,14 +76,23 @@ def generating_folder(model: str) -> Path:
         roles = ", ".join(f"{model.rstrip('/')}/{role}" for role in (trained if isinstance(trained, dict) else ()))
         raise InvalidInput(FIELD, model, f"the folder of a model in this run: {roles or 'it has trained none'}")
     if is_adapter(folder):
-        whole = f"{model.rstrip('/')}{MERGED}"
-        right = whole if Path(whole, CONFIG).is_file() else "the model of a run with export_merged=true"
-        raise InvalidInput(FIELD, model, f"a whole model, and this is an adapter alone: {right}")
+        raise InvalidInput(FIELD, model, _instead_of_an_adapter(model, folder))
     if not (folder / CONFIG).is_file():
         raise InvalidInput(FIELD, model, f"a Hugging Face folder, with {CONFIG}, such as runs/latest/actor")
     if not generates(folder):
         raise InvalidInput(FIELD, model, "a model that generates; this one gives a text a score")
     return folder
+
+
+def _instead_of_an_adapter(model: str, folder: Path) -> str:
+    """Say which whole model there is in place of an adapter's folder, or how to make one."""
+    here = Path(model) if Path(model).name.strip(".") else resolved(folder)
+    whole = here.with_name(f"{here.name}{MERGED}")
+    if (whole / CONFIG).is_file():
+        return f"a whole model, as in {from_here(str(whole))}: {model} is an adapter alone"
+    base = read_json_object(FIELD, folder / ADAPTER).get("base_model_name_or_path")
+    makes = "export_merged=true in the run that trains it, or peft's merge_and_unload, makes one"
+    return f"a whole model: {model} is an adapter alone, on {in_short(base, str) if base else 'a base'}; {makes}"
 
 
 def answering(folder: Path, flags: ChatFlags) -> Answer:

@@ -24,6 +24,7 @@ from prefect_rlhf.errors.in_short import in_short, one_line
 from prefect_rlhf.files.yaml_text import parse_yaml, read_yaml
 from prefect_rlhf.flows.commands.guesses import meant_argument, meant_flag, meant_pair
 from prefect_rlhf.placement.devices.mesh import Backend
+from prefect_rlhf.tasks.settings import set_by_dotted_name
 
 Flags = TypeVar("Flags")
 PROGRAM = "prefect-rlhf"
@@ -153,7 +154,8 @@ def read_parameters(file: Path | None, assignments: Sequence[str]) -> dict[str, 
             if place in stated:
                 raise InvalidInput("--param", f"{name}={text}", f"a single value of {place}{_repeated(stated[place])}")
             stated[place] = f"{name}={text}"
-        _set(parameters, name.split("."), value)
+        with refusing(ValueError, "--param", name, "a name inside a group"):
+            set_by_dotted_name(parameters, name, value)
     return parameters
 
 
@@ -168,15 +170,6 @@ def _places(name: str, value: object) -> Iterator[str]:
 
 def _repeated(earlier: str) -> str:
     return f"; {earlier} is repeated by it"
-
-
-def _set(parameters: dict[str, Any], path: Sequence[str], value: object) -> None:
-    *groups, last = path
-    for group in groups:
-        parameters = parameters.setdefault(group, {})
-        if not isinstance(parameters, dict):
-            raise InvalidInput("--param", ".".join(path), f"a name inside a group; {group} is not a group")
-    parameters[last] = value
 
 
 def read_pairs(flag: str, assignments: Sequence[str], form: str = "NAME=VALUE, such as steps=3") -> dict[str, str]:

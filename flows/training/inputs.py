@@ -126,7 +126,8 @@ def at_commits(arguments: Mapping[str, Any], known: Mapping[str, str]) -> tuple[
             model_folder(path, field, "adapter", seen=value.adapter.path, say=log_now)
             own = pinned[name].adapter.model_copy(update={"path": path})
             pinned[name] = pinned[name].model_copy(update={"adapter": own})
-    # Small files first: a model that may not be read is found before the weights of another are downloaded.
+    # Small files first: a model that may not be read is found before the weights of another are downloaded. A dry run
+    # needs weights too, since `read_model_spec` compares their tensors with config.json; `plan` does with small files.
     for part in ("tokenizer", "all"):
         for name, value in models.items():
             if is_on_hub(path := pinned[name].path):

@@ -1,5 +1,6 @@
 """The error for a question that no plan fits: the memory use, and the remedies."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil
 from typing import Any
@@ -48,15 +49,16 @@ def has_fitting_plan(question: Question, budget: Budget) -> bool:
     if some_preset_fits(question):
         return True
     try:
-        space = PlanSpace.of(question)
-        problems = (time_sharing_problem(space), space.most)
+        plans = _short_searches(question, PlanSpace.of(question), budget)
+        return any(made_to_fit(question, plan) or fitting(question, _recomputing(question, plan)) for plan in plans)
     except TooLittleMemory:
         return False
-    return any(
-        made_to_fit(question, plan) or fitting(question, _recomputing(question, plan))
-        for problem in problems
-        for plan in solutions(question, problem, budget, FEW_SHARES)
-    )
+
+
+def _short_searches(question: Question, space: PlanSpace, budget: Budget) -> Iterator[ExecutionPlan]:
+    """Yield plans that short searches find; the problem of all plans is built only if time sharing was not enough."""
+    yield from solutions(question, time_sharing_problem(space), budget, FEW_SHARES)
+    yield from solutions(question, space.most, budget, FEW_SHARES)
 
 
 def _hosts_too_small(question: Question, problem: PlanProblem, budget: Budget) -> PlanDoesNotFit | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic_core import to_jsonable_python
 
 from prefect_rlhf.tasks.play import Play
-from prefect_rlhf.tasks.settings import by_dotted_name
+from prefect_rlhf.tasks.settings import by_dotted_name, set_by_dotted_name
 from prefect_rlhf.tasks.tracing.trace import EVALUATION
 
 CHANGES = "changes.json"  # in the folder of a run: the parameters that resumed runs changed
@@ -92,12 +92,5 @@ def _with(argument: Any, values: Mapping[str, Any]) -> Any:
         return changed
     plain = argument.model_dump(mode="json")
     for path, value in values.items():
-        _set(plain, path.split("."), value)
+        set_by_dotted_name(plain, path, value)
     return type(argument).model_validate_json(json.dumps(plain))
-
-
-def _set(group: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    *groups, last = path
-    for key in groups:
-        group = group[key]
-    group[last] = value

@@ -126,7 +126,7 @@ def test_a_plain_flow_with_a_parameter_dry_run_has_its_devices(tmp_path):
 @pytest.mark.parametrize(
     ("variables", "line"),
     [
-        ({"num_devices": 9}, "num_devices: got 9, expected 1 to 8, or whole nodes: at most 1 x 8 in cluster local"),
+        ({"num_devices": 9}, "num_devices: got 9, expected 1 to 8: cluster local has 8 devices"),
         ({"mesh": "n0:6-8"}, "mesh: got 'n0:6-8', expected devices 0 to 7 of each node"),
         (
             {"num_devices": 2, "min_devices": 3},
@@ -148,7 +148,7 @@ def test_devices_outside_the_pool_are_refused_in_one_line(tmp_path, variables, l
 
 def test_a_training_run_still_needs_an_aligned_mesh(tmp_path):
     taken = TakenRun.take(configured(tmp_path, "rlhf", num_devices=3))
-    with pytest.raises(InvalidInput, match="num_devices: got 3, expected a power of two below 8"):
+    with pytest.raises(InvalidInput, match="num_devices: got 3, expected 1, 2, 4 or 8: cluster local has 8 devices"):
         taken.take_devices()
     taken.release()
 
@@ -232,7 +232,7 @@ def test_plain_flows_share_devices_in_order_and_clean_up(site):
     out = folder_of(site, "three")
     runs = [site.start("plain", job_variables={"num_devices": size}, out=out) for size in (5, 5, 3)]
     too_large = site.start("crunch", "one", job_variables={"num_devices": 9})
-    line = "num_devices: got 9, expected 1 to 8, or whole nodes: at most 1 x 8 in cluster gpu-box"
+    line = "num_devices: got 9, expected 1 to 8: cluster gpu-box has 8 devices"
     assert site.until_state(too_large, "FAILED")["message"] == line
     assert site.all_end(runs, 180) == {"COMPLETED": 3}
     assert sorted(len(devices.split(",")) for devices in noted(out)) == [3, 5, 5]

@@ -87,6 +87,26 @@ def test_an_impossible_request_is_invalid_not_busy(tmp_path, cluster, wanted, fi
     assert field == error.value.field
 
 
+@pytest.mark.parametrize(
+    ("shape", "any_number", "right"),
+    [
+        ((1, 1), False, "1: cluster desk has a single device"),
+        ((1, 1), True, "1: cluster desk has a single device"),
+        ((1, 2), False, "1 or 2: cluster desk has 2 devices"),
+        ((1, 6), False, "1, 2, 4 or 6: cluster desk has 6 devices"),
+        ((1, 8), True, "1 to 8: cluster desk has 8 devices"),
+        ((3, 1), False, "1 to 3: cluster desk has 3 nodes of a single device"),
+        ((3, 4), False, "1, 2 or 4, or a multiple of 4 up to 12: cluster desk has 3 nodes of 4 devices"),
+        ((3, 4), True, "1 to 4, or a multiple of 4 up to 12: cluster desk has 3 nodes of 4 devices"),
+    ],
+)
+def test_a_refused_number_of_devices_is_answered_with_those_that_would_do(tmp_path, shape, any_number, right):
+    book = LeaseBook(tmp_path, ClusterShape("desk", *shape, GIB), any_number)
+    with pytest.raises(InvalidInput) as refused:
+        book.acquire(99, ME)
+    assert str(refused.value) == f"num_devices: got 99, expected {right}"
+
+
 def test_a_refusal_names_the_holders(tmp_path):
     """Who waits is told who holds what since when, each holder once."""
     book = LeaseBook(tmp_path, DESK)

@@ -11,6 +11,7 @@ from prefect_rlhf.flows.forms.dictionary.job import Job
 from prefect_rlhf.flows.forms.dictionary.rule import NULL, Rule, Untranslatable, Unused
 from prefect_rlhf.flows.forms.dictionary.settings_here import ROWS, default_of
 from prefect_rlhf.flows.forms.dictionary.shared import YOUR_FILE
+from prefect_rlhf.tasks.settings import set_by_dotted_name
 
 What = Literal["translated", "without effect", "refused", "unknown"]
 MOST_OF_A_DUMP = 60  # options at their defaults: more are no choice of a person
@@ -60,11 +61,7 @@ class Translation:
         whole: dict[str, Any] = {}
         values = {each.path: each.value for each in self.made}
         for path, value in (values | {path: value for path, (value, _) in self.to_fill_in.items()}).items():
-            *groups, last = path.split(".")
-            group = whole
-            for name in groups:
-                group = group.setdefault(name, {})
-            group[last] = None if value is NULL else value
+            set_by_dotted_name(whole, path, None if value is NULL else value)
         return whole
 
     @property

@@ -267,7 +267,8 @@ DATASHEETS: Mapping[str, Datasheet] = MappingProxyType({kind.name: kind for kind
 """Dense peaks; memory is what CUDA reports, somewhat less than what is sold. The V100 has no bfloat16: its tensor
 cores' float16 peak stands for every format of two bytes."""
 NO_BFLOAT16 = ("v100-32", "v100-16")
-"""Kinds that can be planned and that a run refuses (`files.gpus.LEAST_CAPABILITY`)."""
+"""Kinds that can be planned and that a run refuses (`files.gpus.LEAST_CAPABILITY`). No library lists them by name:
+torch and vLLM ask the device, and a plan has none."""
 GPUS: Mapping[str, Datasheet] = MappingProxyType({k: kind for k, kind in DATASHEETS.items() if not kind.measured})
 """The datasheets of GPUs."""
 

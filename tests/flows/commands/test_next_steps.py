@@ -39,17 +39,20 @@ def test_an_adapter_is_trained_further_and_its_merged_model_answers(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     adapter = tmp_path / "run" / "actor"
     adapter.mkdir(parents=True)
-    (adapter / "adapter_config.json").write_text("{}")
+    (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "models/smollm2"}')
     lines = next_steps(COMMAND, {"actor": str(adapter)})
     further = "-p actor.path=old -p steps=2 -p critic.path=older -p actor.adapter.path=run/actor"
     assert line(lines, "train: ") == [f"prefect-rlhf run ppo {further}"]
     assert line(lines, "chat:  ") == []
-    with pytest.raises(InvalidInput, match="a whole model, and this is an adapter alone: the model of a run"):
+    with pytest.raises(InvalidInput, match="run/actor is an adapter alone, on models/smollm2; export_merged=true"):
         generating_folder("run/actor")
     make_model(tmp_path / "run" / "actor_merged")
     assert line(next_steps(COMMAND, {"actor": str(adapter)}), "chat:  ") == ["prefect-rlhf chat run/actor_merged"]
-    with pytest.raises(InvalidInput, match="this is an adapter alone: run/actor_merged"):
+    with pytest.raises(InvalidInput, match="expected a whole model, as in run/actor_merged: run/actor is an adapter"):
         generating_folder("run/actor")
+    monkeypatch.chdir(adapter)
+    with pytest.raises(InvalidInput, match=f"got '.', expected a whole model, as in {adapter}_merged"):
+        generating_folder(".")
 
 
 @pytest.mark.parametrize(("folder", "seen"), [("first", f"../{PAGE}"), ("first/runs", f"../../{PAGE}"), ("", PAGE)])

@@ -110,3 +110,16 @@ def makes_a_reward(row):
 
 def gives_text_at_times(row):
     return 1.0 if row["number"] % 2 else "none"
+
+
+def names_a_number_with_two_lines(row):
+    return {"score": 1.0, "words\nin all": 2.0}
+
+
+def logs_two_lines(completions, log_metric, **columns):
+    log_metric("words\nin all", 2.0)
+    return [1.0 for _ in completions]
+
+
+def names_too_many_numbers(row):
+    return {"score": 1.0} | {f"word {place}": 1.0 for place in range(70)}

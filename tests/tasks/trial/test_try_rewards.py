@@ -154,6 +154,21 @@ def test_a_reward_that_returns_no_number_for_any_row_is_refused(tried, name, say
     assert f" in {name})" in str(refused.value) and "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "signature", "says"),
+    [
+        ("names_a_number_with_two_lines", "row", r"returned a number named 'words\nin all', expected a name of"),
+        ("logs_two_lines", "trl", r"log_metric got a number named 'words\nin all', expected a name of"),
+        ("names_too_many_numbers", "row", "returned 70 numbers besides the score, with 'word 69', expected at most 64"),
+    ],
+)
+def test_a_reward_whose_numbers_have_wrong_names_is_refused_with_the_name(tried, name, signature, says):
+    """The function chose the name, so no response is to blame."""
+    with pytest.raises(InvalidInput, match=re.escape(says)) as refused:
+        tried(name, signature)
+    assert refused.value.seen == f"{FILE}:{name}" and "\n" not in str(refused.value)
+
+
 def test_a_reward_that_returns_no_number_for_some_rows_is_a_warning(tried):
     (warning,) = tried("gives_text_at_times")
     assert "failed on " in warning and "returned 'none' of type str, not a number" in warning
