@@ -1,8 +1,15 @@
 """What holds for all tests of engines."""
 
 import pytest
+import torch
 import torch.distributed as dist
 from megatron_world import World
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """A sum has the same bits on every machine, and the bytes of threads are not counted with an engine's."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,7 +7,6 @@ import adapter_cases
 import allocations
 import megatron_cases as cases
 import pytest
-import torch
 import vllm_cases
 from allocations import make_rows, peak_allocated
 from megatron_cases import OPTIMIZER, Case
@@ -42,11 +41,6 @@ LAYOUTS = {
 WALKS = {"plain": {}, "tokens over tp": {"tokens_over_tp": True}, "recompute": {"recompute": "all"}}
 HELD = 1.02
 ALLOCATED = 1.2  # of the bytes of a call: what is counted over the most that was allocated at once
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

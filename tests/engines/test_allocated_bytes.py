@@ -5,7 +5,6 @@ from pathlib import Path
 import allocations
 import megatron_cases as cases
 import pytest
-import torch
 from allocations import make_rows, peak_allocated
 from megatron_cases import OPTIMIZER, Case
 
@@ -31,11 +30,6 @@ SHORT, LONG = 48, 128
 DEPTH = 12
 TOLERANCE = 1.15
 GLOO_THREADS = 2
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import megatron_cases as cases
 import pytest
-import torch
 from generation_cases import PROMPTS, SAMPLED, SEEDS
 from megatron_cases import OPTIMIZER, Case
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,11 +14,6 @@ from tests.cases import first
 
 DTYPES = ["float32", "bfloat16"]
 SHORT = [prompt for prompt in PROMPTS if len(prompt) <= 64]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,6 @@ from prefect_rlhf.engines.sampling.seeds import play_seed
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return make_folder(tmp_path_factory.mktemp("models") / "a", 1, tied=True)

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import megatron_cases
 import pytest
-import torch
 import vllm_cases
 from megatron_cases import OPTIMIZER, Case
 
@@ -15,11 +14,6 @@ from tests.by_device import instance_holdings
 from tests.strategies import call
 
 TOLERANCE = 1.001
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
 
 
 def predicted(spec, instance, kind: str, rows: int = 8, max_length: int = 128) -> int:

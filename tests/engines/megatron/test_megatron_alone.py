@@ -32,11 +32,6 @@ def folder(tmp_path_factory):
     return cases.make_folder(tmp_path_factory.mktemp("models") / "tied")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture
 def alone():
     return build_groups((0,), Strategy(), 0)

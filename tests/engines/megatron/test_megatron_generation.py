@@ -29,11 +29,6 @@ LAYOUTS = {
 CALLS = [(GREEDY, 1), (SAMPLED, 1), (STOPPED, 1), (SAMPLED, 2), (STOPPED, 3), (STRINGS, 2)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return make_folder(tmp_path_factory.mktemp("models") / "a", 1, tied=True)

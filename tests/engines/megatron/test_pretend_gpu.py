@@ -24,11 +24,6 @@ PLAIN = SamplingSettings(TOKENS, 0.9, stop_at_eos=False)
 EVERYTHING = "gemma3_text"  # windows, norms of queries and keys, norms after a layer, a scaled and tied embedding
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return cases.make_folder(tmp_path_factory.mktemp("models") / "llama", layers=2, hidden=64)

@@ -37,11 +37,6 @@ GREEDY = SamplingSettings(10, temperature=0.0, stop_at_eos=False)
 SAMPLED = SamplingSettings(12, stop_at_eos=False)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return make_folder(tmp_path_factory.mktemp("models") / "base", 1, tied=True)

@@ -36,11 +36,6 @@ GREEDY = SamplingSettings(12, temperature=0.0, stop_at_eos=False)
 SAMPLED = SamplingSettings(16, stop_at_eos=False)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")

@@ -13,11 +13,6 @@ def folder(tmp_path_factory):
     return cases.make_folder(tmp_path_factory.mktemp("models") / "tied")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def train(folder, scale, walk=WALK, **optimizer):
     """Train on advantages times `scale`, a number or [24]; return the metrics and whether any weight moved."""
     engine = Case(folder, optimizer=OPTIMIZER).with_optimizer(**optimizer).build(0)
