@@ -111,7 +111,7 @@ def test_a_removed_field_counts_as_a_difference(path):
     assert first_difference(with_defaults(saved, now), run_identity(now, 1, None)) == (path, 7, None)
 
 
-def test_the_stated_length_of_computed_rows_is_not_part_of_the_identity():
+def test_a_longer_limit_for_computed_rows_keeps_the_runs_identity():
     """A run that ended because a row was too long goes on with a larger one."""
     before, after = (
         replace(graph(), calls=tuple(replace(call, row_limit=RowLimit(longest=most)) for call in graph()))

@@ -226,7 +226,7 @@ def test_a_null_written_in_json_is_kept(tmp_path, strict):
     assert text_of(source) == 'user:1|assistant:add {"a": null}|'
 
 
-def test_answers_of_a_pair_may_be_calls(tmp_path, strict):
+def test_a_pairs_answers_may_be_tool_calls(tmp_path, strict):
     row = {"prompt": [ask("1")], "chosen": [call({"a": 1}, content=None)], "rejected": [say("3")]}
     source = PreferenceDataset("pairs", json_lines(tmp_path / "p.jsonl", row), strict, split_column=None)
     source.check(max_tokens=4096)
@@ -256,7 +256,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("kind", ROWS)
-def test_variables_of_the_template_reach_every_kind_of_rows(tmp_path, kind):
+def test_the_templates_variables_reach_every_dataset(tmp_path, kind):
     parameter, row, key = ROWS[kind]
     template = "{% if thoughts %}hm {% endif %}" + STRICT.replace("{% if thoughts %}hm{% endif %}", "")
     folder = of_bytes(tmp_path / "model", template)

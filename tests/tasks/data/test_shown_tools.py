@@ -103,7 +103,7 @@ def test_prompts_that_do_not_show_tools_are_refused_in_one_line(prompts, chat_te
 
 
 @pytest.mark.parametrize(("call", "written_as"), [(HERMES, "hermes"), (LLAMA_3, "llama3"), ("[a_tool(1)]", "llama3")])
-def test_a_template_with_calls_of_that_format_or_of_no_known_format_is_accepted(prompts, call, written_as):
+def test_a_template_is_accepted_that_writes_calls_in_that_format_or_in_an_unknown_one(prompts, call, written_as):
     source, _ = prompts(template(call), shown(written_as))
     assert source.check(max_tokens=4096).longest > len("2 + 3")
 

@@ -28,7 +28,7 @@ def test_an_evaluation_without_rewards_says_so_beside_a_step_with_rewards():
     assert line == "step 3 of 3 · 9.8 s · reward 0.5 · held-out no reward"
 
 
-def test_a_reward_of_0_is_a_reward_of_0():
+def test_a_reward_of_0_is_shown_as_0():
     assert "reward 0" in StepLines(3).line(STEP | {"rewards.score": 0.0, "rewards.unscored": 0.0})
 
 

@@ -235,8 +235,8 @@ def test_a_transfer_involves_only_its_senders_and_receivers(gang, tmp_path, monk
     assert any(len(asked[node.title]) < len(node.devices) for node in transfers)
 
 
-def test_all_replicas_know_which_of_them_lack_rows_of_a_mini_batch(gang, tmp_path):
-    """Two replicas of one mini-batch of one row and one of two: all four ranks are told."""
+def test_all_replicas_know_who_lacks_rows_in_a_mini_batch(gang, tmp_path):
+    """Two replicas, with a mini-batch of one row and one of two: all four ranks are told."""
     dispatcher = started(gang, "pipelines", tmp_path, 1, num_rows=3)
     for node in row_world.whole_graph(dispatcher.run):
         if node.id == "actor_train_step@1":

@@ -25,7 +25,7 @@ def test_a_mean_over_rows_counts_each_rank_by_its_rows():
     assert outcome.metrics == {"truncated": pytest.approx(3 / 8)}
 
 
-def test_a_metric_of_some_ranks_is_the_mean_of_their_rows():
+def test_a_metric_that_some_ranks_report_is_the_mean_over_their_rows():
     """A number that only some plays return: the ranks without such a play have no value."""
     reports = {
         0: report(8, {"turns": 2}, turns=1.0),

@@ -101,7 +101,7 @@ def test_a_certificate_counts_main_weights_and_arriving_weights():
     assert averaged["main weights"] == 2 * averaged["weights"], "float32 beside bfloat16"
 
 
-def test_a_follower_of_an_adapted_model_has_an_adapter_of_its_own():
+def test_a_model_that_follows_an_adapted_one_has_its_own_adapter():
     """It begins as the leader's does, and the base is still shared."""
     adapter = AdapterSpec(4, 8.0, ("q_proj",), path="sft")
     models = {role: replace(model(role), content="folder", path="same") for role in ("actor", "ref")}

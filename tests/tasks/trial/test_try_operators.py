@@ -144,7 +144,7 @@ def test_a_mistake_is_one_line_with_function_file_and_line(tried, body, says):
 
 
 @pytest.mark.parametrize("limit", [{"max_new_tokens": 2}, {"longest": 40}])
-def test_computed_rows_of_the_stated_length_pass_silently(tried, limit):
+def test_computed_rows_as_long_as_stated_pass_silently(tried, limit):
     assert tried(author.second_turn(**limit)) == []
 
 

@@ -70,7 +70,7 @@ def test_a_field_of_a_struct_gets_a_name(tmp_path, tokenizer):
         assert source.read_column("label", [0]) == source.read_column("answer", [0]) == ["7"]
 
 
-def test_both_rows_of_a_pair_have_its_columns(tmp_path, tokenizer):
+def test_a_pairs_two_rows_have_its_columns(tmp_path, tokenizer):
     path = parquet(tmp_path / "p.parquet", chosen=["good", "bad"], rejected=["bad", "film"], margin=[1, 2])
     source = PreferenceDataset("pairs", path, tokenizer, split_column=None, prompt_column=None)
     assert source.read_column("margin", [0, 1, 2, 3]) == [1, 1, 2, 2]

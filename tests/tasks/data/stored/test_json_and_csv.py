@@ -61,7 +61,7 @@ def test_an_object_that_is_a_conversation_is_a_row(tmp_path, indent):
     assert StoredRows("d", str(tmp_path / "a.json")).read("messages") == [row["messages"]]
 
 
-def test_a_folder_of_lists_or_of_csv_files_is_one_dataset(tmp_path):
+def test_a_folder_with_lists_or_csv_files_is_one_dataset(tmp_path):
     for form, write in (("csv", FILES["rows.csv"]), ("json", FILES["list.json"])):
         folder = tmp_path / form
         folder.mkdir()

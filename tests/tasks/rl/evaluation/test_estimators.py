@@ -17,7 +17,7 @@ SCORES = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, math.nan]), min_size=1, m
 
 
 @given(SCORES, st.integers(1, 7))
-def test_pass_at_k_is_the_share_of_draws_of_k_samples_with_a_right_one(scores, k):
+def test_pass_at_k_is_how_often_k_drawn_samples_have_a_right_one(scores, k):
     """Every draw without replacement of k of the samples that have a score."""
     known = [score for score in scores if not math.isnan(score)]
     draws = list(combinations(known, k))
