@@ -106,30 +106,31 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class BuildCommand:
-    """Build a model instance on `ranks` (in the mesh's order) and load its weights; trained weights come from
-    `restore`, if set.
-
-    The engine holds `weights`; empty means a single trained set, named after the role. For `shared` weights, by name,
-    it uses the tensors of another instance that was built before. `max_rows` is the largest number of rows of a
-    generate. vLLM's cache has `cache_bytes`, or room for all these rows at maximum length. A new adapter is drawn by
-    `seed`. `is_offloaded` says that the plan moves the whole instance between device and host. `end_tokens` end a
-    response; None takes them from the model's folder.
-    """
+    """Build a model instance and load its weights."""
 
     model: ModelSpec
     instance: ModelInstance
     ranks: tuple[int, ...]
+    """In the order of the instance's mesh."""
     layout: Layout
     max_sequence_length: int
     max_rows: int
+    """The most rows of a generate."""
     cache_bytes: int | None = None
+    """Of vLLM's cache; None makes room for `max_rows` rows of the greatest length."""
     cuda_graphs: bool = True
     is_offloaded: bool = False
+    """Whether the plan moves the whole instance between device and host."""
     restore: Restore | None = None
+    """Where trained weights come from; None takes them from the model's folder."""
     end_tokens: tuple[int, ...] | None = None
+    """The tokens that end a response; None takes them from the model's folder."""
     weights: tuple[Weights, ...] = ()
+    """What the engine holds; empty means a single trained set, named after the role."""
     shared: Mapping[str, ModelInstance] = field(default_factory=dict)
+    """Weights, by name, whose tensors another instance has that was built before."""
     seed: int = 0
+    """Draws a new adapter."""
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -260,17 +261,18 @@ class MoveWeightsCommand:
 
 @dataclass(frozen=True)
 class FollowCommand:
-    """Average the follower's version `held` with the leader's version from `move`, which has the weight `share`.
-
-    The layouts of `move` are those of the weights that the follower writes. `dtype` is the leader's format. `is_copy`
-    says that the new version equals the leader's bit for bit.
-    """
+    """Average the version that a follower holds with its leader's version."""
 
     move: MoveWeightsCommand
+    """Brings the leader's version; its layouts are those of the weights that the follower writes."""
     held: int
+    """The follower's version."""
     share: float
+    """The weight of the leader's version in the average."""
     dtype: Dtype
+    """The leader's format."""
     is_copy: bool
+    """Whether the new version equals the leader's bit for bit."""
 
 
 class GpuMemory(NamedTuple):
@@ -329,40 +331,38 @@ class MoveStateCommand:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements(Generic[Bytes]):
-    """The time, data and memory of a piece of work, for a rank or for all ranks of a node (then memory by rank).
-
-    `seconds` is measured by the rank's own clock. `bytes_moved` came from other ranks (for offload and reload: to or
-    from the host). `peak_extra_bytes` is the peak of memory staged for it.
-
-    `device_bytes` is the size of the storages of all tensors that engines keep on the device between calls, also if a
-    call runs now. `resident_bytes` is the process's memory as the operating system reports it; on a CPU device it
-    confirms `device_bytes`. `store_bytes` is the size of the rows that are still kept. `metric_rows` has the number of
-    rows of each metric that is a mean over rows; other metrics are means over tokens.
-    """
+    """The time, data and memory of a piece of work, for a rank or for all ranks of a node (then memory by rank)."""
 
     seconds: float
+    """By the rank's own clock."""
     fingerprint_seconds: float = 0.0
     bytes_moved: int = 0
+    """What came from other ranks; for offload and reload, from or to the host."""
     num_tokens: int = 0
     peak_extra_bytes: int = 0
+    """The peak of memory staged for the work."""
     device_bytes: Bytes
+    """The storages of all tensors that engines keep on the device between calls, also if a call runs now."""
     resident_bytes: Bytes
+    """The process's memory by the operating system's count; on a CPU device it confirms `device_bytes`."""
     store_bytes: Bytes
+    """The rows that are still kept."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     metric_rows: Mapping[str, int] = field(default_factory=dict)
+    """How many rows a metric is the mean of; a metric without an entry is a mean over tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport(Measurements[int]):
-    """A rank's reply to a command. `digest` is set after weights were written.
-
-    `row_lengths` are the lengths of a generate's rows in tokens, in order. `state` is a stateful computation's state
-    for the next step in a checkpoint's form, or the error if it cannot be saved. `chosen_rows` are the numbers of the
-    rows that a call selected. `gpu` is its GPU's memory; None on CPU.
-    """
+    """A rank's reply to a command."""
 
     digest: Digest | None = None
+    """Set after weights were written."""
     row_lengths: tuple[int, ...] = ()
+    """The lengths of a generate's rows in tokens, in order."""
     chosen_rows: tuple[int, ...] = ()
+    """The numbers of the rows that a call selected."""
     state: Mapping[str, Any] | InvalidInput | None = None
+    """What a stateful computation hands to the next step, in a checkpoint's form; the error if it cannot be saved."""
     gpu: GpuMemory | None = None
+    """Its GPU's memory; None on CPU."""

@@ -76,35 +76,32 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """Settings of a train_step: `epochs` passes over the rows in `mini_batches`, with an optimizer step for each.
-
-    `recompute` is the number of layers of each pipeline stage that keep only their input for the backward pass. With
-    `tokens_over_tp`, each tensor-parallel rank has its part of the tokens between products. `registered` are placement
-    words from other packages.
-    """
+    """Settings of a train_step: `epochs` passes over the rows in `mini_batches`, with an optimizer step for each."""
 
     mini_batches: int = 1
     micro_batches: int = 1
     epochs: int = 1
     recompute: Recompute = 0
+    """How many layers of each pipeline stage keep only their input for the backward pass."""
     tokens_over_tp: bool = False
+    """Whether each tensor-parallel rank has its part of the tokens between products."""
     registered: tuple[tuple[str, Any], ...] = ()
+    """Placement words from other packages."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRows:
-    """This replica's rows of a row set in mini-batch order, with the losses that share a forward pass.
-
-    `columns` are the columns for each of `terms`. `mini_batch_rows` are the sizes of the mini-batches, in order; empty
-    if all are equal. `some_without_rows` is True if some replica has no row in some mini-batch.
-    """
+    """This replica's rows of a row set in mini-batch order, with the losses that share a forward pass."""
 
     sequences: Sequences
     terms: tuple[LossTerm, ...]
     columns: tuple[Mapping[str, Tensor], ...]
+    """For each of `terms`."""
     rows_per_item: int = 1  # adjacent rows that must stay in the same micro-batch
     mini_batch_rows: tuple[int, ...] = ()
+    """The sizes of the mini-batches, in order; empty if all are equal."""
     some_without_rows: bool = False
+    """Whether some replica has no row in some mini-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +142,7 @@ class Generated:
 class PlaySettings:
     """Settings of plays in a call; `Play` states their bounds and defaults.
 
-    function, signature, tools, tool_format, tool_errors, arguments, python: as in PlayFunction. max_turns: limit on the
-    model's turns in a row. max_tokens: limit on the tokens after a prompt, including answers. max_answer_tokens: limit
-    on an environment's answer; `overlong_answers` says what to do beyond it. workers, at_once: processes per replica,
-    and plays open in each. deadline_seconds: time limit for an answer; play_seconds: wall time limit for all answers of
-    a row together. retries, failed_value, most_failed: as in HostSettings; `most_failed` is a share of a replica's
-    rows. environment_variables: names of further environment variables for the workers. together: rows take their turns
-    in rounds, so that batches do not depend on delays.
+    From `function` to `python` they are as in PlayFunction.
     """
 
     function: str
@@ -162,51 +153,66 @@ class PlaySettings:
     arguments: str
     python: str
     max_tokens: int
+    """Limit on the tokens after a prompt, including answers."""
     max_turns: int
+    """Limit on the model's turns in a row."""
     max_answer_tokens: int
+    """Limit on an environment's answer."""
     overlong_answers: OverlongAnswers
+    """What to do with a longer answer."""
     workers: int
+    """Processes per replica."""
     at_once: int
+    """Plays open in each process."""
     deadline_seconds: float
+    """Limit for an answer."""
     play_seconds: float
+    """Limit for all answers of a row together, in wall time."""
     retries: int
+    """As in HostSettings, like `failed_value`."""
     failed_value: float | None
     most_failed: float
+    """As in HostSettings, but a share of a replica's rows."""
     environment_variables: tuple[str, ...]
+    """Names of further variables for the workers."""
     together: bool
+    """Whether rows take their turns in rounds, so that batches do not depend on delays."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Let the model take a turn in a play's row: after the tokens of an `answer`, with at most `at_most` tokens.
-
-    `number` counts the row's turns from 0. Before the first turn, `prompt` replaces the row's prompt if an environment
-    has added text to it.
-    """
+    """Let the model take a turn in a play's row."""
 
     row: int
     number: int
+    """Counts the row's turns from 0."""
     answer: tuple[int, ...]
+    """Tokens that come before the turn."""
     at_most: int
+    """Limit on the turn's tokens."""
     prompt: tuple[int, ...] | None = None
+    """Before the first turn, it replaces the row's prompt if an environment has added text to it."""
 
 
 @dataclass(frozen=True)
 class PlayEnd:
-    """The end of a row's play: its score (NaN: not applicable), rewards by turn, and other numbers.
-
-    `failed` says that the play failed, so the row does not count; `truncated` that the row ran out of tokens or turns.
-    `answers` is the number of answers to the model's turns, and `answer_seconds` the time for all of them.
-    """
+    """The end of a row's play."""
 
     row: int
     score: float
+    """NaN means not applicable."""
     rewards: tuple[float, ...]
+    """By turn."""
     failed: bool = False
+    """Whether the play failed, so that the row does not count."""
     truncated: bool = False
+    """Whether the row ran out of tokens or turns."""
     numbers: Mapping[str, float] = field(default_factory=dict)
+    """Other numbers, by name."""
     answers: int = 0
+    """How many answers the model's turns got."""
     answer_seconds: float = field(default=0.0, compare=False)  # of a clock
+    """The time for all of them."""
 
 
 Order = Turn | PlayEnd
@@ -230,20 +236,21 @@ class PlayTable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Conversed:
-    """The rows of plays: all tokens after each prompt, with a value for each token in the other lists.
-
-    `mask` is 1 at the model's own tokens; `turns` has each token's turn number, and tokens between turns have the
-    previous turn's. Log-probabilities of other tokens are 0. `ends` are in the order of the rows. `kept_mass` is as in
-    Generated. `prompts` are the prompts that the rows continue, with text added by environments.
-    """
+    """The rows of plays: all tokens after each prompt, with a value for each token in the other lists."""
 
     prompts: Sequence[Sequence[int]]
+    """What the rows continue, with text added by environments."""
     tokens: Sequence[Sequence[int]]
     logprobs: Sequence[Sequence[float]]
+    """0 for tokens that are not the model's own."""
     mask: Sequence[Sequence[int]]
+    """1 at the model's own tokens."""
     turns: Sequence[Sequence[int]]
+    """Each token's turn number; tokens between turns have the previous turn's."""
     ends: Sequence[PlayEnd]
+    """In the order of the rows."""
     kept_mass: float | None = None
+    """As in Generated."""
 
 
 class Engine(Protocol):

@@ -24,35 +24,43 @@ MeanOver = Literal["tokens", "rows", "groups"] | float
 class Operation:
     """A call's work by name, so that a graph survives JSON and moved files.
 
-    `name` is a registered name (a loss, an advantage estimator) or a plain word that an engine knows (`logprobs`,
-    `values`, `scores`, `sample`); `settings` is JSON. `module` registers the name, and `settings_type` is the
-    `module:class` of the settings; `file` and `settings_file` are the files of these modules, wherever they lie. Other
-    processes import both, but they are neither saved nor compared. Nor is `parameter`, the name of the parameter with
-    the settings, such as algo.sampling; empty for settings that the body makes.
+    Other processes import the modules of name and settings. Fields after the settings are neither saved nor compared.
     """
 
     name: str
+    """A registered name (a loss, an advantage estimator), or a plain word that an engine knows (`logprobs`, `values`,
+    `scores`, `sample`)."""
     settings: str = "{}"
+    """As JSON."""
     module: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
+    """Registers the name."""
     settings_type: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
+    """The `module:class` of the settings."""
     file: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
+    """The file of `module`, wherever it lies."""
     settings_file: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
+    """The file of the settings' module."""
     parameter: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
+    """The parameter with the settings, such as algo.sampling; empty for settings that the body makes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An input of a call: `keys` that call or dataset `source` produced, bound to parameter `argument`.
+    """An input of a call.
 
-    Either a row of the source belongs to `rows_each` rows of the call, which were made from it. Or a row of the call
-    has `children` rows of the source, which were made from it and are read together.
+    Either a row of the source belongs to several rows of the call, which were made from it. Or a row of the call has
+    several rows of the source, which were made from it and are read together.
     """
 
     argument: str
+    """The parameter that gets the keys."""
     source: str
+    """The call or dataset that produced them."""
     keys: tuple[str, ...]
     rows_each: int = 1
+    """Rows of the call for each row of the source."""
     children: int = 1
+    """Rows of the source for each row of the call."""
 
     def source_rows(self, rows: Iterable[int]) -> list[int]:
         """Return, for each of the call's `rows`, the source row that it was made from, or its children, in order.
@@ -67,34 +75,35 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A source of items: prompts (a row each) or preference pairs (`rows_per_item` 2). `num_items` is its size.
-
-    `read_as` states which columns and rows are read, and how, so a resumed run reads the same data. `columns` are
-    further keys, with plain values.
-    """
+    """A source of items: prompts (a row each) or preference pairs (two rows each)."""
 
     name: str
     keys: tuple[str, ...]
     num_items: int
+    """Its size."""
     rows_per_item: int = 1
     read_as: str = field(default="", repr=False)
+    """Which columns and rows are read, and how, so that a resumed run reads the same data."""
     columns: tuple[str, ...] = ()
+    """Further keys, with plain values."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlayBounds:
-    """A generate's play, with its limits. `settings` is its settings as JSON.
-
-    A row has at most `max_tokens` tokens after its prompt, and `max_turns` turns of the model. The planner expects
-    `turns` turns, `observed` tokens in all answers of the environment, and `seconds` of waiting for each answer.
-    """
+    """A generate's play: its limits, and the planner's expectations."""
 
     settings: str
+    """As JSON."""
     max_tokens: int
+    """Limit on a row's tokens after its prompt."""
     max_turns: int
+    """Limit on the model's turns in a row."""
     turns: float
+    """Expected turns of a row."""
     observed: float
+    """Expected tokens in all answers of the environment."""
     seconds: float
+    """Expected wait for each answer."""
 
     @property
     def wait_seconds(self) -> float:
@@ -106,13 +115,15 @@ class PlayBounds:
 class Term:
     """A loss of a train_step on its own rows; the step's loss is the sum of `weight` times the mean of each term.
 
-    `operation` is the loss, `outputs` the outputs that it needs from the model. `inputs`, `rows`, `num_rows`,
-    `rows_per_item` and `temperature` are as in a Call. `name` distinguishes it from the step's other terms.
+    What is not described here is as in a Call.
     """
 
     name: str
+    """Tells it from the step's other terms."""
     operation: Operation
+    """The loss."""
     outputs: tuple[str, ...]
+    """What it needs from the model."""
     inputs: tuple[Port, ...]
     rows: RowSet
     num_rows: int
@@ -294,7 +305,7 @@ class DataflowGraph(HashedOnce):
     def follow_lag(self, call: Call) -> int:
         """Return how many steps back from its own step a follower's call reads the newest version.
 
-        The rule is that of `version_edges`, with the follow in place of the train_step.
+        As in `version_edges`, with the follow in place of the train_step.
         """
         follows = self.model(call.role or "").follows
         assert follows is not None  # only asked of followers

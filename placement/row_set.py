@@ -37,16 +37,19 @@ class RowLimit:
 class Choice:
     """Which rows of a row set a select keeps.
 
-    It keeps the first `at_most` groups, with `per_group` rows each, or any number (None). A group is the rows made from
-    the same row, or the rows of a dataset's item. It selects from `num_rows` rows in groups of at most `group_size`.
-    Time estimates assume that `expected` groups are kept.
+    It keeps groups from the first on. A group is the rows made from the same row, or the rows of a dataset's item.
     """
 
     num_rows: int
+    """It selects from so many rows."""
     group_size: int
+    """The most rows of a group."""
     at_most: int
+    """The most groups that it keeps."""
     expected: int
+    """The groups that time estimates assume."""
     per_group: int | None = None
+    """Rows that it keeps of each; None means any number."""
 
     @property
     def count(self) -> RowCount:
@@ -79,14 +82,14 @@ class RowSet:
     """A batch of a dataset, `samples` rows made from each row of `parent`, or a `choice` among the parent's rows.
 
     Rows are numbered from 0 in each step and keep their numbers. Rows r * samples to (r + 1) * samples - 1 are made
-    from row r of the parent. Selected rows keep the parent's numbers. For a dataset's batch, `samples` is the number of
-    rows per item, 2 for a pair. `name` is the name of the call that makes or selects the rows, or of the dataset, with
-    a suffix that distinguishes its batches.
+    from row r of the parent. Selected rows keep the parent's numbers.
     """
 
     name: str
+    """The call that makes or selects the rows, or the dataset, with a suffix that distinguishes its batches."""
     dataset: str
     samples: int = 1
+    """Of a dataset's batch, the rows per item: 2 for a pair."""
     parent: RowSet | None = None
     choice: Choice | None = None
 

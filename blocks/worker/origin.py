@@ -24,20 +24,19 @@ LOCAL_FILE_SYSTEMS = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "over
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a run was claimed. An empty field is unknown.
-
-    `boot` is the random id of the running kernel, which all its containers share. `machine` stays the same after a
-    reboot, but cloned images share it. `processes` is the PID namespace; a pid has no meaning outside it. `lock` is the
-    device and inode of the run's lock file; they can be compared within one boot only. `attempt` is a random word in
-    that file and in the message of the Pending state that the worker set.
-    """
+    """Where a run was claimed. An empty field is unknown."""
 
     host: str = ""
     machine: str = ""
+    """Stays the same after a reboot, but cloned images share it."""
     boot: str = ""
+    """The random id of the running kernel, which all its containers share."""
     processes: str = ""
+    """The PID namespace; a pid has no meaning outside it."""
     lock: str = ""
+    """The device and inode of the run's lock file; they can be compared within one boot only."""
     attempt: str = ""
+    """A random word in that file and in the message of the Pending state that the worker set."""
 
     @classmethod
     def leave(cls, lock: FileLock) -> Self:

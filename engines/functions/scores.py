@@ -59,18 +59,17 @@ class HostScores:
 
 @dataclass(frozen=True, slots=True)
 class Verdict(Message):
-    """A call's result for a row: a value or the reason of its failure, and other numbers by name.
-
-    `answer` is the response's answer according to the function. `held_up` says that it missed its deadline because
-    another call blocked its event loop. For `blame` see `blame_of`.
-    """
+    """A call's result for a row: a value or the reason of its failure, and other numbers by name."""
 
     value: float | None = None
     failed: str = ""
     held_up: bool = False
+    """Whether it missed its deadline because another call blocked its event loop."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     blame: Blame = "response"
+    """See `blame_of`."""
     answer: str | None = None
+    """The response's answer according to the function."""
 
 
 def wrong_names(names: Collection[str]) -> str:

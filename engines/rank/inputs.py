@@ -23,20 +23,19 @@ from prefect_rlhf.placement.rows.tokenizers import Tokenizers
 
 @dataclass(frozen=True, slots=True)
 class CallInputs:
-    """The columns of a call's rows that this rank's stage uses, port by port in the order of `ports`.
-
-    `groups` are the numbers of the rows' source rows, `dataset` the columns of the dataset that they come from.
-    `lengths` are the rows' lengths in tokens if the controller knows them; otherwise they are counted. `tokenizers` are
-    the folders of the tokenizers that wrote each port's tokens.
-    """
+    """The columns of a call's rows that this rank's stage uses, port by port in the order of `ports`."""
 
     ports: tuple[Port, ...]
     columns: tuple[Mapping[str, Column], ...]
     groups: tuple[int, ...] = ()
+    """The numbers of the rows' source rows."""
     dataset: DatasetColumns | None = None
+    """The columns of the dataset that they come from."""
     lengths: tuple[int, ...] = ()
+    """The rows' lengths in tokens if the controller knows them; otherwise they are counted."""
     keys: frozenset[str] | None = None  # the keys that the stage uses; None: all
     tokenizers: tuple[str | InvalidInput | None, ...] = ()
+    """The folders of the tokenizers that wrote each port's tokens."""
 
     @property
     def batches(self) -> list[Batch]:

@@ -45,10 +45,9 @@ from prefect_rlhf.tasks.tracing.heads import adapter_remarks
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A checked request for a run. It continues from `checkpoint`, or starts from step 1 if that is None.
+    """A checked request for a run.
 
-    `speeds` are the probed speeds of the lease's devices, if any. `reward_warnings` come from trying the rewards. The
-    lease's cluster gets the headroom of `spec`, or the usual headroom. Raises InvalidInput if no memory is left.
+    The lease's cluster gets the headroom of `spec`, or the usual headroom. Raises InvalidInput if no memory is left.
     """
 
     spec: RunSpec
@@ -57,9 +56,12 @@ class RunRequest:
     graph: DataflowGraph
     workload: Workload
     checkpoint: Checkpoint | None
+    """What the run continues from; None starts at step 1."""
     lineage: Lineage = field(default_factory=Lineage)
     speeds: KnownSpeeds | None = None
+    """Probed speeds of the lease's devices."""
     reward_warnings: tuple[str, ...] = ()
+    """From trying the rewards."""
 
     def __post_init__(self) -> None:
         cluster = with_room(self.lease.cluster, self.spec.headroom, self.lease.kind)

@@ -24,20 +24,20 @@ from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, labels, st
 
 @dataclass(frozen=True, slots=True)
 class StepRange:
-    """A run's steps, and how often it writes a checkpoint.
-
-    Steps count from 1. `finished` steps were made before, up to the checkpoint that the run resumes from: each trained
-    role starts with weights v`finished`. If `every` is None, the run writes no checkpoint. A run `stopped` after a step
-    writes a checkpoint there. If it stops to switch to another plan, the state of the `moving` roles is copied to host
-    memory instead. Without `exports`, the last step ends the run, without evaluation.
-    """
+    """A run's steps, which count from 1, and how often it writes a checkpoint."""
 
     num_steps: int
     finished: int = 0
+    """Steps made before, up to the checkpoint that the run resumes from: each trained role starts with weights
+    v`finished`."""
     every: int | None = None
+    """With None, the run writes no checkpoint."""
     stopped: int | None = None
+    """The step after which the run stops, with a checkpoint there."""
     exports: bool = True
+    """Without it, the last step ends the run, without evaluation."""
     moving: frozenset[str] | None = None
+    """Roles whose state is copied to host memory, because the run stops to switch to another plan."""
 
     def all(self) -> range:
         """Return the steps. Step 0 has only the evaluation before training, if any.

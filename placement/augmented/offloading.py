@@ -95,23 +95,24 @@ _Part = tuple[ModelInstance, OffloadPart]
 
 @dataclass(slots=True, eq=False)
 class _UseWindow:
-    """Consecutive uses of an instance, or of a part of it, in a step.
-
-    `version` is the weight version at its reload, `newest` at its offload; `after` are windows on a common device that
-    ended before. `overwrites`: its first use is a reallocation to the instance, so its reload makes no copy.
-    `written`: its uses write the part. `saves`: its offload copies to the host.
-    """
+    """Consecutive uses of an instance, or of a part of it, in a step."""
 
     instance: ModelInstance
     part: OffloadPart
     step: int
     number: int
     version: int
+    """The weight version at its reload."""
     after: tuple[_UseWindow, ...]
+    """Windows on a common device that ended before."""
     newest: int
+    """The weight version at its offload."""
     overwrites: bool
+    """Whether its first use is a reallocation to the instance, so that its reload makes no copy."""
     written: bool = False
+    """Whether its uses write the part."""
     saves: bool = True
+    """Whether its offload copies to the host."""
     uses: list[str] = field(default_factory=list)
 
     def node_id(self, copy: type[HostCopy], name: str) -> str:

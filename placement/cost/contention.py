@@ -56,16 +56,15 @@ class SlowDown:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The load of a node on its hosts while it runs.
-
-    `devices` is, for each host (a node of the cluster), how many of its devices work at once on average; the node's
-    undisturbed time includes them. That work is a `share` of its seconds; the rest is the controller's. `slow_down` is
-    None if the effect of other work is unknown.
-    """
+    """The load of a node on its hosts while it runs."""
 
     devices: Mapping[int, float]
+    """For each host (a node of the cluster), how many of its devices work at once on average; the node's undisturbed
+    time includes them."""
     share: float
+    """The part of the node's seconds in which they work; the rest is the controller's."""
     slow_down: SlowDown | None = None
+    """None if the effect of other work is unknown."""
 
     def times_longer(self, others: Mapping[int, float]) -> float:
         """Return how many times longer than alone it takes if each host has `others` more busy devices."""

@@ -36,16 +36,11 @@ from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance
 @hashed_once
 @dataclass(frozen=True, slots=True)
 class ModelSizes(HashedOnce):
-    """The sizes that every cost formula needs, computed once. Counts are elements; `queries` and `keys` are widths.
-
-    With experts, `inner` is the width of an expert; a dense model has no experts. `further` and `frozen` are parameters
-    of parts other than the trunk, the heads and the adapter; a train_step does not write `frozen` parameters. With an
-    `adapter` it writes only the adapter, a scalar head and `further` parameters. With a `base_dtype` the matrices of
-    layers are in that format. A model that `follows` another is written as if it were trained.
-    """
+    """The sizes that every cost formula needs, computed once. Counts are elements; `queries` and `keys` are widths."""
 
     hidden: int
     inner: int
+    """With experts, the width of an expert."""
     num_layers: int
     heads: int
     kv_heads: int
@@ -59,12 +54,18 @@ class ModelSizes(HashedOnce):
     norms_after: bool = False
     window: int | None = None
     num_experts: int = 0
+    """0 in a dense model."""
     experts_per_token: int = 0
     further: tuple[Parameter, ...] = ()
+    """Parameters of parts other than the trunk, the heads and the adapter."""
     frozen: tuple[Parameter, ...] = ()
+    """Others of them, which a train_step does not write."""
     adapter: LayerAdapter | None = None
+    """With it, a train_step writes only the adapter, a scalar head and `further` parameters."""
     base_dtype: BaseDtype | None = None
+    """The format of the layers' matrices, if it is another."""
     follows: FollowSpec | None = None
+    """A model that follows another is written as if it were trained."""
 
     @classmethod
     def of(cls, model: ModelSpec) -> ModelSizes:

@@ -84,19 +84,18 @@ class LengthDistribution:
 @hashed_once
 @dataclass(frozen=True, slots=True)
 class Workload(HashedOnce):
-    """Token lengths of a run's rows, and whether generation may use CUDA graphs. Calls state the number of rows.
-
-    Rows that a computation makes, and rows made from these, have their own prompts and responses in `made`, under the
-    computation's name. `has_checkpoints` means that trained states are copied to the hosts and written from there.
-    `expert_imbalance` is the fullest device's tokens over the mean, if devices divide experts.
-    """
+    """Token lengths of a run's rows, and whether generation may use CUDA graphs. Calls state the number of rows."""
 
     prompts: LengthDistribution
     responses: LengthDistribution
     cuda_graphs: bool = True
     made: tuple[tuple[str, LengthDistribution, LengthDistribution], ...] = ()
+    """Prompts and responses of rows that a computation makes, and of rows made from these, under the computation's
+    name."""
     has_checkpoints: bool = False
+    """Whether trained states are copied to the hosts and written from there."""
     expert_imbalance: float = EXPERT_IMBALANCE
+    """The fullest device's tokens over the mean, if devices divide experts."""
 
     @classmethod
     def fixed(cls, prompt_tokens: int, response_tokens: int, cuda_graphs: bool = True) -> Workload:
@@ -123,25 +122,27 @@ class Workload(HashedOnce):
 @hashed_once
 @dataclass(frozen=True, slots=True)
 class CallWork(HashedOnce):
-    """A call's work. `rows` is the whole batch; a train_step takes `epochs` * `mini_batches` optimizer steps.
+    """A call's work. A train_step takes `epochs` * `mini_batches` optimizer steps.
 
-    Rows need not divide evenly: the fullest replica and the largest mini-batch count. Items of `rows_per_item` rows
-    stay whole. `others` is a train_step's work on further row sets, in the same optimizer steps. `vocabulary_passes` is
-    how many passes over the logits of all tokens follow a forward pass; a scalar head's outputs need no pass. With
-    `play`, a generate makes its rows in turns. `new_weights` marks the first call that uses its weights, which may cost
-    time.
+    Rows need not divide evenly: the fullest replica and the largest mini-batch count.
     """
 
     kind: ModelCallKind
     rows: int
+    """Of the whole batch."""
     workload: Workload
     mini_batches: int = 1
     epochs: int = 1
     rows_per_item: int = 1
+    """Rows that stay together."""
     vocabulary_passes: int = 1
+    """Passes over the logits of all tokens after a forward pass; a scalar head's outputs need none."""
     others: tuple[CallWork, ...] = ()
+    """A train_step's work on further row sets, in the same optimizer steps."""
     play: PlayBounds | None = None
+    """With it, a generate makes its rows in turns."""
     new_weights: bool = True
+    """Whether it is the first call that uses its weights, which may cost time."""
 
     @classmethod
     def of(cls, call: Call, workload: Workload) -> CallWork:

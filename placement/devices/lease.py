@@ -16,11 +16,7 @@ ENVIRONMENT_VARIABLE = "RLHF_LEASE"
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The devices that a flow run leases: `devices` of `mesh` in `cluster`, through the work pool `pool`.
-
-    After a loss of nodes the run may continue with `min_devices` (0: only with all devices). A dry run has the mesh
-    that it would get, and no devices, because it may plan but not use any. A run without a worker has pool `local`.
-    With `shows_only_its_gpus` the run's processes see only the leased GPUs, and count them from 0.
+    """The devices that a flow run leases.
 
     >>> cluster = ClusterShape("desk", 1, 2, 8 << 30)
     >>> lease = Lease("mesh-pool", "8c1f", cluster, cluster.whole, cluster.whole.devices())
@@ -33,13 +29,17 @@ class Lease:
     """
 
     pool: str
+    """The work pool; `local` for a run without a worker."""
     id: str
     cluster: ClusterShape
     mesh: DeviceMesh
     devices: tuple[Device, ...]
+    """Those of `mesh`. A dry run has the mesh that it would get and no devices, since it may plan but not use any."""
     kind: Backend = "cpu"
     min_devices: int = 0
+    """With so many the run may continue after a loss of nodes; 0 means only with all."""
     shows_only_its_gpus: bool = False
+    """Whether the run's processes see only the leased GPUs, and count them from 0."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cluster", replace(self.cluster, backend=self.kind, leased=self.mesh))

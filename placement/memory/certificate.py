@@ -64,18 +64,17 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Every device's peak, including memory that is not in tensors.
-
-    `most_resident` is, by device, the maximum that instances keep at any moment. `excess_bytes` adds up the bytes
-    beyond the devices' memory, over devices and nodes. It measures how far a plan is from fitting, even if several
-    moments are equally full. `hosts` are the hosts that keep offloaded parts; bytes beyond their memory count too.
-    """
+    """Every device's peak, including memory that is not in tensors."""
 
     plan: str
     peaks: tuple[Peak, ...]
     most_resident: tuple[tuple[str, int], ...]
+    """By device, the most that instances keep at any moment."""
     excess_bytes: int
+    """The bytes beyond the memory of devices and hosts, added up over these and over nodes. They measure how far a plan
+    is from fitting, even if several moments are equally full."""
     hosts: tuple[HostLoad, ...] = ()
+    """Those that keep offloaded parts."""
 
     @property
     def device_bytes(self) -> int:
@@ -181,9 +180,9 @@ def augment_few(graph: DataflowGraph, plan: ExecutionPlan) -> AugmentedGraph:
 def certify(
     augmented: AugmentedGraph, workload: Workload, backend: Backend, kept: Collection[ModelInstance] = ()
 ) -> Certificate:
-    """Count every device of the plan. Instances `kept` from an earlier plan are there before all others.
+    """Count every device of the plan. Instances `kept` from an earlier plan come before all others.
 
-    A few steps suffice, because later steps repeat them: every kind of step occurs in these.
+    A few steps suffice, because later steps repeat them and add no kind of step.
     """
     plan, cluster = augmented.plan, augmented.plan.cluster
     held = _kept(augmented, workload.longest, backend)

@@ -8,18 +8,16 @@ from math import sqrt
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpec:
-    """The adapter of a model: x W^T becomes x W^T + scale (x A^T) B^T, with A [rank, in] and B [out, rank].
-
-    `matrices` are the last parts of their Hugging Face names, such as `q_proj`, and each layer has all of them. With
-    `rslora` the scale is alpha over the root of the rank (Kalajdzievski 2023). `path` is the PEFT folder with its
-    initial weights. Without a folder A is random, as PEFT draws it, and B is zero.
-    """
+    """The adapter of a model: x W^T becomes x W^T + scale (x A^T) B^T, with A [rank, in] and B [out, rank]."""
 
     rank: int
     alpha: float
     matrices: tuple[str, ...]
+    """The last parts of their Hugging Face names, such as `q_proj`; each layer has all of them."""
     rslora: bool = False
+    """Whether the scale is alpha over the root of the rank (Kalajdzievski 2023)."""
     path: str = ""
+    """The PEFT folder with its initial weights. Without a folder A is random, as PEFT draws it, and B is zero."""
 
     @property
     def scale(self) -> float:

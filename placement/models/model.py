@@ -83,22 +83,22 @@ class TransformerShape:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSpec:
-    """AdamW, linear warm-up and a schedule; `head_lr` applies to a scalar head, which starts untrained.
-
-    Rates fall over optimizer steps `warmup_steps` to `decay_steps`, to `min_lr_ratio` of their first value. A constant
-    rate ignores both, and its `decay_steps` is None.
-    """
+    """AdamW, linear warm-up and a schedule."""
 
     lr: float = 1e-5
     head_lr: float | None = None
+    """For a scalar head, which starts untrained."""
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     warmup_steps: int = 0
+    """In optimizer steps; after them the rate falls, unless it is constant."""
     schedule: Schedule = "constant"
     decay_steps: int | None = None
+    """The optimizer step at which the rate has fallen to its lowest; None if it is constant."""
     min_lr_ratio: float = 0.0
+    """The lowest rate over the first; a constant rate ignores it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,7 @@ StoredDtype = Literal["uint8", "float32"]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A weight: its global shape, the axis that tensor parallelism splits, and its layer.
-
-    `most_parts`, if given, is the largest number of parts, because keys and values are split by whole heads. With more
-    tp ranks, neighbours hold copies of the same part. ep divides the first axis of a parameter that is `over_experts`.
-    A parameter has the model's format, or a `dtype` of its own.
-    """
+    """A weight: its global shape, the axis that tensor parallelism splits, and its layer."""
 
     name: str
     shape: tuple[int, ...]
@@ -36,8 +31,12 @@ class Parameter:
     layer: int | None = None
     over_vocabulary: bool = False
     most_parts: int | None = None
+    """The most parts, because keys and values are split by whole heads. With more tp ranks, neighbours hold copies of
+    the same part."""
     over_experts: bool = False
+    """Whether ep divides its first axis."""
     dtype: StoredDtype | None = None
+    """Its own format; None means the model's."""
 
     @property
     def num_elements(self) -> int:

@@ -66,20 +66,18 @@ class SearchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A search's plans that fit, apart from presets; `bound` is the search if it bounds all plans of the question.
-
-    `admitted` are the best plans that presets allow, with searched strategies.
-
-    `proof` is a short proof, which a longer proof can continue. In plans that `take_turns`, models alternate on
-    devices.
-    """
+    """A search's plans that fit, apart from presets."""
 
     plans: tuple[ExecutionPlan, ...] = ()
     presets: tuple[PresetResult, ...] = ()
     admitted: tuple[ExecutionPlan, ...] = ()
+    """The best plans that presets allow, with searched strategies."""
     bound: SearchResult | None = None
+    """The search, if it bounds all plans of the question."""
     proof: Proof | None = None
+    """A short proof, which a longer proof can continue."""
     take_turns: bool = False
+    """Whether models alternate on devices in its plans."""
 
     def seconds(self, question: Question) -> Iterator[float]:
         """Yield the iteration time of each of its plans, in seconds."""

@@ -62,19 +62,19 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class FittedConstants:
-    """The correction of a question's constants, and how well it explains the measured seconds.
-
-    `before` and `after` are root mean squares of the nodes' deviations without and with the correction, in standard
-    deviations. If measured seconds confirm the constants, no factor differs from 1. `likely` are corrections that the
-    measured seconds do not rule out: at a standard deviation from the fit, two in each principal direction. `of_step`
-    is the corrected step time over the step time with measured node times.
-    """
+    """The correction of a question's constants, and how well it explains the measured seconds."""
 
     correction: Correction
+    """If measured seconds confirm the constants, no factor differs from 1."""
     before: float
+    """Root mean square of the nodes' deviations without the correction, in standard deviations."""
     after: float
+    """The same with the correction."""
     likely: tuple[Correction, ...] = ()
+    """Corrections that the measured seconds do not rule out: at a standard deviation from the fit, two in each
+    principal direction."""
     of_step: float = 1.0
+    """The corrected step time over the step time with measured node times."""
 
     @property
     def confirms(self) -> bool:

@@ -31,26 +31,26 @@ class PresetResult:
 
 @dataclass(frozen=True)  # without slots, since it keeps its dependence
 class Planned:
-    """The best plan found in `space`, and all results about it.
-
-    In a long run no plan of the whole space takes less than `lower_bound_seconds` per iteration, for any order of its
-    nodes; `binding` is the reason, in words. More evaluations raise the bound to `provable_seconds` at most. `search`
-    is the search of the whole space with the highest bound. `fastest_seconds` is the time of the fastest plan found;
-    `plan` may take a little longer and be simpler. `finalists` are all different plans that were compared at the end,
-    the fastest first.
-    """
+    """The best plan found in `space`, and all results about it."""
 
     plan: ExecutionPlan
+    """It may take a little longer than the fastest, and be simpler."""
     estimate: Estimate
     certificate: Certificate
     lower_bound_seconds: float
+    """In a long run no plan of the whole space takes less per iteration, for any order of its nodes."""
     binding: str
+    """The bound's reason, in words."""
     provable_seconds: float
+    """The most to which more evaluations can raise the bound."""
     search: SearchResult
+    """The search of the whole space with the highest bound."""
     presets: tuple[PresetResult, ...]
     space: PlanSpace
     fastest_seconds: float
+    """The time of the fastest plan found."""
     finalists: tuple[ExecutionPlan, ...] = ()
+    """All different plans that were compared at the end, the fastest first."""
 
     @property
     def seconds(self) -> float:

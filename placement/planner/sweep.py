@@ -47,12 +47,7 @@ class SizedPlan:
 
 @dataclass(frozen=True, slots=True)
 class SizeResult:
-    """A plan's figures on a cluster. If there is no plan, `refused` gives the reason and the figures are None.
-
-    `lacks_memory` says that the reason is too little memory. `static_share` is the share of memory for gradients and
-    optimizer states, on the device with most of them; `fullest_share` is the used share of the fullest device.
-    `tokens_per_second` counts prompts and responses.
-    """
+    """A plan's figures on a cluster; without a plan they are None."""
 
     cluster: str
     kind: str
@@ -61,13 +56,18 @@ class SizeResult:
     seconds: float | None = None
     lower_bound_seconds: float | None = None
     static_share: float | None = None
+    """Of the memory, for gradients and optimizer states, on the device with most of them."""
     fullest_share: float | None = None
+    """The used share of the fullest device."""
     tokens_per_second: float | None = None
+    """Of prompts and responses."""
     utilisation: float | None = None
     dollars_per_hour: float | None = None
     dollars_per_million_response_tokens: float | None = None
     refused: str = ""
+    """Why there is no plan."""
     lacks_memory: bool = False
+    """Whether the reason is too little memory."""
 
     @classmethod
     def of(cls, size: ClusterSize, sized: SizedPlan) -> "SizeResult":

@@ -39,26 +39,27 @@ def as_in_pre_training(mesh: DeviceMesh) -> Iterator[Strategy]:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A rule that assigns devices to every call of any graph.
-
-    `strategies` are the strategies that a call may have on its mesh, the most data parallelism first. If `symmetric`,
-    all calls have the same strategy, the first that fits. `ratio` is the share of devices for the calls that `first`
-    describes: the placement ratio of Adaptive Placement and Parallelism. `engine` is the engine that generates; None
-    allows any. `micro_batch_tokens` is the maximum of tokens per device in a micro-batch of a symmetric preset, in
-    which all calls have the same number of micro-batches; with None each call has a suitable number. `parts` is the
-    number of streamed parts of generation and inference on disjoint devices, halved until a step's rows can be divided.
-    `what` describes the preset in a few words.
-    """
+    """A rule that assigns devices to every call of any graph."""
 
     mesh_rule: MeshRule
     ratio: float | None = None
+    """The share of devices for the calls that `first` describes: the placement ratio of Adaptive Placement and
+    Parallelism."""
     first: str = ""
     strategies: Callable[[DeviceMesh], Iterator[Strategy]] = any_strategy
+    """What a call may have on its mesh, the most data parallelism first."""
     symmetric: bool = False
+    """Whether all calls have the same strategy, the first that fits."""
     engine: EngineKind | None = None
+    """The engine that generates; None allows any."""
     micro_batch_tokens: int | None = None
+    """The most tokens of a device in a micro-batch of a symmetric preset, whose calls all have the same number of
+    micro-batches; with None each call has a suitable number."""
     parts: int = 1
+    """How many streamed parts generation and inference have on disjoint devices, halved until they divide a step's
+    rows."""
     what: str = ""
+    """The preset in a few words."""
 
     def mesh(self, call: Call, lease: DeviceMesh, graph: DataflowGraph) -> DeviceMesh:
         """Return a call's mesh. Raises InvalidInput if the lease has no such part."""

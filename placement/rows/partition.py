@@ -53,19 +53,18 @@ WHOLE = Part()
 
 @dataclass(frozen=True, slots=True)
 class RowPartition:
-    """A rule that assigns rows to replicas: equal rules and equal lengths give equal partitions.
-
-    Replica d gets work in proportion to `speeds[d]`. Items (groups of `rows_per_item` adjacent rows) stay together.
-    Rows are balanced by the lengths that the generate `lengths_of` reports, or by count if that is None. `kept_by`
-    names the call that selects up to `num_rows` rows; if None, all rows are kept.
-    """
+    """A rule that assigns rows to replicas: equal rules and equal lengths give equal partitions."""
 
     num_rows: int
     speeds: tuple[float, ...] = (1.0,)
+    """Replica d gets work in proportion to `speeds[d]`."""
     mini_batches: int = 1
     rows_per_item: int = 1
+    """Adjacent rows that stay together."""
     lengths_of: str | None = None
+    """The generate whose reported lengths balance the rows; None balances their number."""
     kept_by: str | None = None
+    """The call that selects up to `num_rows` rows; None keeps all."""
 
     def __hash__(self) -> int:
         """Leave out most speeds: plans of many devices have many, and ask for this millions of times."""

@@ -87,19 +87,20 @@ def _trained(graph: DataflowGraph) -> DataflowGraph:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """`schedule` has a run's nodes, or those of its first steps, with the controller's time added to each.
-
-    `seconds_by_subject` is the working time of a node's ranks in any step (see `subject_of`), without the controller's
-    `orchestration_seconds` per node. If other work on their hosts slows them, it is the median over steps. Nodes
-    without a source of times are not in it; in the schedule they take only orchestration. `speeds` are the speeds of a
-    step's calls, and `work` is a step's work; it is None if only the end of a run is left.
-    """
+    """A run's predicted schedule, and the times that it was made of."""
 
     schedule: Schedule
+    """A run's nodes, or those of its first steps, with the controller's time added to each."""
     seconds_by_subject: Mapping[str, float]
+    """The working time of a node's ranks in any step (see `subject_of`), without the controller's. If other work on
+    their hosts slows them, it is the median over steps. Nodes without a source of times are not in it; in the schedule
+    they take only orchestration."""
     orchestration_seconds: float = 0.0
+    """The controller's time per node."""
     speeds: Mapping[str, CallSpeed] = field(default_factory=dict)
+    """Those of a step's calls."""
     work: IterationWork | None = None
+    """A step's work; None if only the end of a run is left."""
 
     def worked_seconds(self, node: str) -> float | None:
         """Return the seconds that a node's ranks work in any step, by node id; None if times have no source."""

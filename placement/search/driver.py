@@ -83,18 +83,17 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The best plan and a bound on every plan. `plan` is None, and times infinite, if no plan was found.
-
-    `seconds` is the time by the rule, such as the iteration time of a long run. No plan of the whole space takes less
-    than `lower_bound_seconds`, in any order of its nodes that the rule allows. `binding` describes the term of the
-    bound that keeps the plan from being faster.
-    """
+    """The best plan and a bound on every plan."""
 
     outcome: SearchOutcome
     plan: dict[str, Choice] | None
+    """None, and times infinite, if no plan was found."""
     seconds: float
+    """The time by the rule, such as the iteration time of a long run."""
     lower_bound_seconds: float
+    """No plan of the whole space takes less, in any order of its nodes that the rule allows."""
     binding: str
+    """The term of the bound that keeps the plan from being faster."""
     evaluations: int
     cpu_seconds: float
 
@@ -110,17 +109,18 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """No plan takes less than `lower_bound_seconds`, and more evaluations prove at most `provable_seconds`.
-
-    `binding` describes the binding term of the bound. `plan` has the lowest bound of the visited plans; None if all are
-    left out. A further proof can continue from `reached`.
-    """
+    """A bound that no plan is below, and how far a search can raise it."""
 
     lower_bound_seconds: float
+    """No plan takes less."""
     provable_seconds: float
+    """The most that more evaluations prove."""
     binding: str
+    """The binding term of the bound, in words."""
     plan: dict[str, Choice] | None = None
+    """The visited plan with the lowest bound; None if all are left out."""
     reached: tuple[Tables, ExactState] | None = field(default=None, repr=False, compare=False)
+    """Where a further proof can continue."""
 
 
 def search(

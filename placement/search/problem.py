@@ -46,22 +46,22 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A way to run a call: a strategy on any mesh of `mesh_class` (an index into the problem's classes).
-
-    Every device of the mesh always holds `static_bytes`, and `peak_bytes` (at least as many) while the call runs. Some
-    device then holds `fullest_bytes`, if that is more. Calls with options that name the same `copy` share a single copy
-    of static bytes if their meshes are equal. While a link node of the call runs, every device holds `loaded_bytes`, if
-    that is more than `static_bytes`.
-    """
+    """A way to run a call: a strategy on any mesh of a class."""
 
     strategy: Strategy
     mesh_class: int
+    """An index into the problem's classes."""
     microseconds: int
     static_bytes: int
+    """What every device of the mesh always holds."""
     peak_bytes: int
+    """What it holds while the call runs: `static_bytes` or more."""
     copy: str | None = None
+    """Calls with options that name the same copy share its static bytes if their meshes are equal."""
     fullest_bytes: int = 0
+    """What some device then holds, if that is more than `peak_bytes`."""
     loaded_bytes: int = 0
+    """What every device holds while a link node of the call runs, if that is more than `static_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,25 +159,27 @@ class Edge:
 class Problem:
     """A search problem: nodes, edges, meshes and memory.
 
-    `nodes` are in a topological order of the edges of lag 0: a run's order, which its locks follow, or a file's order.
-    Ties go to the earlier node. A plan is timed over `iterations`; at most `in_flight` of them run at once. `between`
-    lists, for a call and a visitor that must not run at the same time, the calls that may visit after the visitor and
-    before the call's next run; without an entry any call may.
-
-    `device_bytes[d]` is the memory of device d of the line. A mesh class is a set of meshes (indices into `meshes`)
-    with the same size and the same costs for every option. With equal nodes each size is a class; with two kinds of
-    nodes, each size and kind. A preset restricts a call to fewer classes.
+    A mesh class is a set of meshes with the same size and the same costs for every option. With equal nodes each size
+    is a class; with two kinds of nodes, each size and kind. A preset restricts a call to fewer classes.
     """
 
     name: str
     device_bytes: tuple[int, ...]
+    """The memory of each device of the line."""
     meshes: tuple[Interval, ...]
     mesh_classes: tuple[tuple[int, ...], ...]
+    """Each is a set of indices into `meshes`."""
     nodes: tuple[ProblemNode, ...]
+    """In a topological order of the edges of lag 0: a run's order, which its locks follow, or a file's order. Ties go
+    to the earlier node."""
     edges: tuple[Edge, ...]
     iterations: int
+    """Over how many a plan is timed."""
     in_flight: int = 4
+    """How many of them run at once, at most."""
     between: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    """For a call and a visitor that must not run at the same time, the calls that may visit after the visitor and
+    before the call's next run; without an entry any call may."""
 
     def __post_init__(self) -> None:
         check_problem(self)

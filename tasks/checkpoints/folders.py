@@ -58,20 +58,20 @@ FORMAT = 5
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything in a checkpoint except its shards. `step` steps are finished; all trained weights have version `step`.
-
-    `identity` is the run's identity. `shards` has the checksum of each index file, by weight set and file name.
-    `fingerprints` has every weight set's fingerprint by name, including frozen sets. `lineage` has the run's
-    parameters, and which of them changed on the way.
-    """
+    """Everything in a checkpoint except its shards."""
 
     step: int
+    """So many steps are finished; all trained weights have this version."""
     plan: str
     identity: dict[str, Any]
+    """The run's."""
     fingerprints: dict[str, dict[str, int]]
+    """Of every weight set by name, including frozen sets."""
     states: dict[str, SavedState]
     shards: dict[str, dict[str, str]]
+    """The checksum of each index file, by weight set and file name."""
     lineage: Lineage = field(default_factory=Lineage)
+    """The run's parameters, and which of them changed on the way."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,18 +37,18 @@ DEFAULT_PROMPT_COLUMN = "prompt"
 @final
 @dataclass(frozen=True)
 class PromptDataset(DatasetSource):
-    """Prompts: key `prompt_tokens` of each row. `last_answer` says what to do with a chat that ends with an answer.
-
-    Prompts of more than `max_prompt_length` tokens are treated as `overlong_prompts` says. Prompts that are left out
-    are not numbered. The chat template shows the schemas of `tools`.
-    """
+    """Prompts: key `prompt_tokens` of each row."""
 
     prompt_column: str = DEFAULT_PROMPT_COLUMN
     last_answer: LastAnswer = "refuse"
+    """What to do with a chat that ends with an answer."""
     system_prompt: str | None = None
     max_prompt_length: int | None = None
+    """In tokens."""
     overlong_prompts: OverlongPrompts = "refuse"
+    """What to do with longer prompts. Those that are left out are not numbered."""
     tools: ShownTools | None = None
+    """The chat template shows their schemas."""
 
     keys = ("prompt_tokens",)
 

@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HostScore:
-    """A host call's computation; `settings` is a HostRewards as JSON, `call` the call's name.
-
-    With `answers`, the key `answer` has a number for each row: equal for equal answers, negative without an answer.
-    With `own_prompts`, an earlier call made the prompts, and functions see their text instead of the dataset's.
+    """A host call's computation.
 
     Makes `scores` [B], the weighted sum over the functions. A score is NaN if the row failed or no function applies. A
     row also fails if its sum exceeds the bound on scores. With several functions, each function's values are a key too.
@@ -36,9 +33,13 @@ class HostScore:
     """
 
     settings: str
+    """A HostRewards as JSON."""
     own_prompts: bool = False
+    """Whether an earlier call made the prompts, so that functions see their text instead of the dataset's."""
     call: str = "score"
+    """The call's name."""
     answers: bool = False
+    """Whether the key `answer` has a number for each row: equal for equal answers, negative without an answer."""
 
     def __call__(self, rollout: Batch, context: Context, state: object = None) -> Computed:
         """Score all rows. Raises what HostPool.score raises, also for too many sums beyond the bound."""

@@ -19,18 +19,19 @@ ROWS_SHOWN = 50
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """A device's peak memory, and the limit by its certificate; `at` is the task run that reported the peak.
+    """A device's peak memory, and the limit by its certificate.
 
-    On a GPU both are for the whole device: `measured_bytes` is the driver's count, and `gpu` has the maximum of each
-    GpuMemory field that its rank reported (of `free_bytes`, the minimum). On CPU both count the tensors that engines
-    keep between calls.
+    On a GPU both are for the whole device. On CPU both count the tensors that engines keep between calls.
     """
 
     device: str
     certified_bytes: int
     measured_bytes: int = 0
+    """On a GPU, the driver's count."""
     at: str = ""
+    """The task run that reported the peak."""
     gpu: Mapping[str, int] = field(default_factory=dict)
+    """The maximum of each GpuMemory field that its rank reported; of `free_bytes`, the minimum."""
 
     @property
     def is_beyond(self) -> bool:

@@ -32,11 +32,9 @@ MODEL_FUNCTION_CALLS = frozenset({"generate", "inference", "train_step"})
 
 @dataclass(frozen=True, slots=True)
 class TaskRunSpan(NodeOutcome):
-    """A task run as measured. `start` and `end` are Unix seconds by the controller's clock.
+    """A task run as measured.
 
-    `seconds` is the longest working time of any rank by its own clock; the rest is orchestration. `reads` and `writes`
-    are weight versions that the ranks verified. `predicted_seconds` is set if the plan was estimated. `depends_on` are
-    the nodes before it.
+    `seconds` is the longest working time of any rank by its own clock; the rest is orchestration.
     """
 
     node: str
@@ -48,11 +46,15 @@ class TaskRunSpan(NodeOutcome):
     lease: str
     devices: tuple[str, ...]
     start: float
+    """In Unix seconds by the controller's clock, as `end`."""
     end: float
     reads: int | None = None
+    """A weight version that the ranks verified, as `writes`."""
     writes: int | None = None
     predicted_seconds: float | None = None
+    """Set if the plan was estimated."""
     depends_on: tuple[str, ...] = ()
+    """The nodes before it."""
 
 
 def measured_on(

@@ -19,35 +19,40 @@ from prefect_rlhf.tasks.checkpoints.lineage import Lineage
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """A run of `graph` under `plan`, up to `num_steps` steps; `exports` is false for a run that only measures.
-
-    `sources` are the datasets by parameter name. `tokenizers` decode each call's rows. The run resumes from
-    `checkpoint`, if set. It writes a checkpoint every `checkpoint_every` steps, and keeps the newest `keep_checkpoints`
-    and that of the `best` model. With `export_merged`, models with an adapter are written as whole models too.
-    `role_deadlines` replaces `call_deadline_seconds` for some roles' calls, in seconds. A run that switched from
-    another plan begins after `switched_after` steps, with the states that its ranks hold in host memory. `lineage` goes
-    into its checkpoints.
-    """
+    """A run of a graph under a plan."""
 
     graph: DataflowGraph
     plan: ExecutionPlan
     num_steps: int
+    """The last step."""
     lease: Lease
     sources: Mapping[str, RowSource]
+    """The datasets by parameter name."""
     tokenizers: Tokenizers
+    """Decode each call's rows."""
     run_dir: Path
     seed: int
     max_sequence_length: int
     call_deadline_seconds: float
+    """Limit of a call."""
     checkpoint: Checkpoint | None = None
+    """What the run resumes from, if set."""
     exports: bool = True
+    """False for a run that only measures."""
     checkpoint_every: int | None = None
+    """In steps; None writes none."""
     keep_checkpoints: int = 2
+    """How many of the newest are kept, beside the `best` model's."""
     best: BestModel | None = None
     export_merged: bool = False
+    """Whether models with an adapter are written as whole models too."""
     role_deadlines: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Limits in seconds that replace `call_deadline_seconds` for some roles' calls."""
     switched_after: int | None = None
+    """A run that switched from another plan begins after so many steps, with the states that its ranks hold in host
+    memory."""
     lineage: Lineage = field(default_factory=Lineage, hash=False)
+    """Goes into its checkpoints."""
     _ranks: Mapping[Device, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

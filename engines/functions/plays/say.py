@@ -12,17 +12,17 @@ from prefect_rlhf.engines.functions.scores import MOST_SCORE, SCORES
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A turn of the model.
-
-    `text` is without special tokens; `tokens` are all tokens of the turn. `end` is "stop" if the model ended the turn
-    (or a stop string did), "length" if it was cut at the most tokens of a turn, and "budget" if the row may have no
-    more tokens or turns. `turn` counts from 0.
-    """
+    """A turn of the model."""
 
     text: str
+    """Without special tokens."""
     tokens: tuple[int, ...]
+    """All tokens of the turn."""
     end: End
+    """How it ended: "stop" by the model or a stop string, "length" if it was cut at the most tokens of a turn, and
+    "budget" if the row may have no more tokens or turns."""
     turn: int
+    """Counts from 0."""
 
 
 class Say:

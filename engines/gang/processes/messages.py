@@ -28,27 +28,27 @@ class ProcessSettings:
 
 @dataclass(frozen=True, slots=True)
 class GangSettings(Generic[AnyRank]):
-    """The rank processes of a gang: their number, their objects, and their start.
-
-    `rank_factory(rank, size)` makes the object that runs the methods. It must be importable, because it is sent to
-    another process. `environment` is added to the controller's environment, which the ranks inherit. Forked ranks find
-    the modules in `preload` imported. Each phase of their start may take `start_seconds`. A collective of ranks fails
-    after `collective_seconds`, which must exceed every call's deadline, because the deadline's error gives a reason,
-    while NCCL's error just ends the process. If a call passes its deadline, each rank writes its latest collectives to
-    the folder `records`, if given.
-    """
+    """The rank processes of a gang: their number, their objects, and their start."""
 
     size: int
     rank_factory: Callable[[int, int], AnyRank]
+    """Called with (rank, size); makes the object that runs the methods. It must be importable, because it is sent to
+    another process."""
     device: Backend = "cpu"
     environment: Mapping[str, str] = field(default_factory=dict)
+    """Added to the controller's environment, which the ranks inherit."""
     num_threads: int = 1
     start_seconds: float = 120.0
+    """Limit of each phase of their start."""
     collective_seconds: float = 7200.0
+    """A collective of ranks fails after so long. It must exceed every call's deadline, because the deadline's error
+    gives a reason, while NCCL's error just ends the process."""
     preload: tuple[str, ...] = field(default_factory=lambda: modules_of(TRAITS))
+    """Modules that forked ranks find imported."""
     engines: Mapping[EngineKind, EngineTraits] = field(default_factory=lambda: dict(TRAITS))  # also those registered
     outputs: Mapping[str, Output] = field(default_factory=lambda: dict(OUTPUTS))  # also those registered
     records: Path | None = None
+    """If a call passes its deadline, each rank writes its latest collectives to this folder."""
     method: StartMethod | None = None  # None: fork, but spawn on CUDA, which does not survive a fork
 
     @property

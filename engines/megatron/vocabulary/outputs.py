@@ -17,18 +17,18 @@ from prefect_rlhf.engines.megatron.vocabulary.head import token_logprobs, token_
 
 @dataclass(frozen=True, slots=True)
 class HeadInput:
-    """The input of a head, with gradients.
-
-    `hidden_NH` are the states before the tokens `targets_N`; for an output with a value per row they are the last
-    tokens' states, and `targets_N` is empty. The first `num_rows` rows of `weight_VH` are tokens (of a scalar head: the
-    only row); a head of the vocabulary is split over `tp`. Logits are divided by `temperature`.
-    """
+    """The input of a head, with gradients."""
 
     hidden_NH: Tensor
+    """The states before the tokens; for an output with a value per row, the last tokens' states."""
     targets_N: Tensor
+    """The tokens; empty for an output with a value per row."""
     weight_VH: Tensor
+    """Its first `num_rows` rows are tokens, or a scalar head's only row."""
     temperature: float
+    """Logits are divided by it."""
     tp: dist.ProcessGroup
+    """The ranks over which a head of the vocabulary is split."""
     num_rows: int
 
 

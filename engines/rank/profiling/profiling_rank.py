@@ -48,21 +48,22 @@ STEPS = 6  # of decoding; the first is the prefill's
 
 @dataclass(frozen=True, slots=True)
 class PassSeconds:
-    """An engine call's time in seconds: until its first layer, in the layers, and after them.
-
-    `ends` is the time after a forward: the head or, in a generation, sampling and everything until the next pass. A
-    generation has `decode`, for a single step, and a train_step `backward`, both in the layers. `after` is the time
-    until the call returns, `call` the whole call, and `together` lasts until the last rank's call has returned.
-    """
+    """An engine call's time in seconds: until its first layer, in the layers, and after them."""
 
     before: float
     forward: float
     ends: float
+    """After a forward: the head or, in a generation, sampling and everything until the next pass."""
     after: float = 0.0
+    """Until the call returns."""
     backward: float = 0.0
+    """In the layers, for a train_step."""
     decode: float = 0.0
+    """In the layers, for a single step of a generation."""
     call: float = 0.0
+    """The whole call."""
     together: float = 0.0
+    """Until the last rank's call has returned."""
 
 
 @dataclass(frozen=True, slots=True)

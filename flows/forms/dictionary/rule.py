@@ -40,25 +40,25 @@ NULL = Null.NULL
 class Rule:
     """Derives a parameter here from options elsewhere.
 
-    `formula` is a name, or arithmetic with names: options, parameters here, and `SPECIAL` numbers. With `words` it is a
-    single option, looked up there. With `by` it lists the options that the function reads, and the function uses
-    `words`; options after a bar are read but not replaced. Rules of the same parameter are alternatives: the first that
-    gives a value counts.
-
-    `when` says whether the rule applies to a job, and `otherwise` why it does not. `whole` says whether arithmetic must
-    give a whole number, is rounded up, or may give any number. `where` says what the value belongs into: the parameter
-    file, a call's placement in a plan, or a play.
+    Rules of the same parameter are alternatives: the first that gives a value counts.
     """
 
     ours: str
     formula: str
+    """A name, or arithmetic with names: options, parameters here, and `SPECIAL` numbers. With `words` it is a single
+    option, looked up there. With `by` it lists the options that the function reads, and the function uses `words`;
+    options after a bar are read but not replaced."""
     note: str = ""
     words: Mapping[Any, Any] = field(default_factory=dict)
     by: Callable[[Any], Any] | None = None  # of a Job, whose file imports this one
     when: Callable[[Any], bool] | None = None
+    """Whether the rule applies to a job."""
     otherwise: str = ""
+    """Why it does not."""
     whole: Literal["exactly", "about", "no"] = "exactly"
+    """Whether arithmetic must give a whole number, is rounded up, or may give any number."""
     where: Literal["file", "plan", "play", "check"] = "file"
+    """What the value belongs into: the parameter file, a call's placement in a plan, or a play."""
 
     @property
     def options(self) -> tuple[str, ...]:

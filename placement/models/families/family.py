@@ -98,22 +98,18 @@ LOCAL_KEYS = ("sliding_window", "layer_types", "sliding_window_pattern", "rope_l
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The models of a `model_type`.
-
-    Transformers' class names begin with `name`. The numbers are transformers' defaults; None means hidden size over
-    heads, or as many key-value heads as heads. `bias_switches` are keys which, if true, give the named matrices a bias;
-    `reads` are other keys of its own. `only` has the values that our engines support for some keys; an absent key
-    counts as supported. `written` are further keys that we write to a config.json. `not_run` is the reason, in words,
-    why models of the family can only be planned; empty if engines run them.
-    """
+    """The models of a `model_type`. The numbers are transformers' defaults."""
 
     model_type: str
     name: str
+    """What transformers' class names begin with."""
     layer: tuple[Weight, ...]
     context: int
     head_dim: int | None = None
+    """None means hidden size over heads."""
     heads: int | None = None
     kv_heads: int | None = None
+    """None means as many as heads."""
     vocabulary: int | None = None
     tied: bool = False
     head_dim_is_free: bool = True  # else vLLM uses hidden size over heads, and ignores the config's value
@@ -123,13 +119,18 @@ class Family:
     zero_centered_norms: bool = False  # they multiply by their weight and 1
     always_biases: tuple[str, ...] = NO_BIASES
     bias_switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Keys which, if true, give the named matrices a bias."""
     window: Window | None = None
     local_layers: LocalLayers | None = None
     classifier: str = ""  # first part of the name of the class with a scalar head, if it differs
     reads: tuple[str, ...] = ()
+    """Other keys of its own."""
     only: Mapping[str, Any] = field(default_factory=dict)
+    """The values that our engines support for some keys; an absent key counts as supported."""
     written: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys that we write to a config.json."""
     not_run: str = ""
+    """Why models of the family can only be planned, in words; empty if engines run them."""
     experts: ExpertKeys | None = None
 
     def architecture(self, head: Head) -> str:

@@ -26,26 +26,26 @@ class Refinement:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Everything known about a request's plans.
-
-    `timed` are plans that fit, with their seconds. The answer takes at most `at_most` seconds, the time of the fastest
-    plan known without a search of the whole space. `budget` is for each local search. `fastest` is the fastest plan so
-    far, `chosen` a plan preferred to it.
-
-    `improved` are the plans that the local search started from. The answer is compared with its `rivals` under wrong
-    constants; without rivals this comparison is left out.
-    """
+    """Everything known about a request's plans."""
 
     request: SearchRequest
     findings: tuple[Finding, ...]
     timed: tuple[Timed, ...]
+    """Plans that fit, with their seconds."""
     at_most: float
+    """The answer takes at most so many seconds: the time of the fastest plan known without a search of the whole
+    space."""
     refinements: tuple[Refinement, ...]
     budget: Budget
+    """For each local search."""
     fastest: ExecutionPlan
+    """The fastest plan so far."""
     chosen: ExecutionPlan | None = None
+    """A plan preferred to it."""
     improved: tuple[ExecutionPlan, ...] = ()
+    """The plans that the local search started from."""
     rivals: tuple[ExecutionPlan, ...] = ()
+    """Plans with which the answer is compared under wrong constants; without any, it is not."""
 
     @classmethod
     def of(

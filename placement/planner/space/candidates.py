@@ -48,17 +48,10 @@ class MemoryBounds:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """`placement` on the first mesh of `mesh_class`, with the seconds of its reload and its offload.
+    """A way to place a call, on the first mesh of a class.
 
-    `surely_comes` means that it is reloaded for this call and offloaded after it, however the copy is shared. A device
-    holds `least.static` bytes or more all the time, and `least.peak` or more while the call runs. The fullest device
-    holds the bytes of `most`: without prefetch, offloaded parts are in host memory while other calls run. `copy_bytes`
-    are each device's bytes, or more, while the copy of weights is resident and no call uses it. With its offloaded part
-    they are `loaded_bytes`. If a trained copy leaves completely, this part and the seconds are its optimizer's, because
-    its weights come and go separately.
-
-    A candidate also stands for plans with other numbers of recomputed layers (`_with_recomputation`): they may take
-    `spared_seconds` less, and one of their devices holds `fullest_bytes` or more while the call runs.
+    If a trained copy leaves completely, its offloaded part and seconds of moves are its optimizer's: its weights come
+    and go separately. A candidate also stands for plans that recompute other layers (`_with_recomputation`).
     """
 
     placement: Placement
@@ -67,12 +60,19 @@ class Candidate:
     reload_seconds: float
     offload_seconds: float
     least: MemoryBounds
+    """What each device holds, or more: all the time, and while the call runs."""
     most: MemoryBounds
+    """The fullest device's bytes; without prefetch, offloaded parts are in host memory while other calls run."""
     copy_bytes: int
+    """Each device's bytes, or more, while the copy of weights is resident and no call uses it."""
     surely_comes: bool = False
+    """Whether it is reloaded for this call and offloaded after it, however the copy is shared."""
     loaded_bytes: int = 0
+    """`copy_bytes`, with the offloaded part."""
     spared_seconds: float = 0.0
+    """How much less time such a plan may take."""
     fullest_bytes: int = 0
+    """What a device holds, or more, in such a plan while the call runs."""
 
     def is_no_worse(self, other: Candidate) -> bool:
         """Whether it takes no longer and needs no more bytes, also in the numbers for bounds."""

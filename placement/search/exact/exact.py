@@ -40,19 +40,19 @@ STALE_SHARE = 0.2  # of its share is left to a search for plans that is stale
 
 @dataclass(frozen=True, slots=True)
 class ExactState:
-    """The state of both searches. The arrays of `search` and `annealing` are changed in place.
-
-    No plan takes less than `proved_us` by the problem's rule, nor less than `lower_bound_us` in any order. `near` is
-    None until a plan is found, and when all neighbourhoods of the best plan have been searched.
-    """
+    """The state of both searches."""
 
     search: SearchState
+    """Its arrays are changed in place, as those of `annealing`."""
     annealing: AnnealingState
     proved_us: int
+    """No plan takes less by the problem's rule."""
     lower_bound_us: int
+    """No plan takes less in any order."""
     growth: float
     incumbent: Incumbent | None = None
     near: Neighbourhoods | None = None
+    """None until a plan is found, and when all neighbourhoods of the best plan have been searched."""
     near_evaluations: int = 0
     improved_at: int = 0  # `improving_evaluations` when these last found a better plan
     ended: bool = False
@@ -78,20 +78,19 @@ class ExactState:
 @final
 @dataclass(frozen=True, slots=True)
 class IterativeDeepening:
-    """Alternates rounds of deepening, which prove bounds, with steps of a search that finds plans.
-
-    `growth` is how much the threshold first rises, as a share; later rises aim at rounds that cost twice as much as the
-    last. `improving_share` is how many evaluations the search for plans gets per evaluation of deepening, until it
-    stops improving. With `bounds_only`, a plan counts as fast as its bound: the search ends when no plan is below the
-    least bound of a visited plan, which no more evaluations can raise. Plans that take `most_us` or more are left out.
-    """
+    """Alternates rounds of deepening, which prove bounds, with steps of a search that finds plans."""
 
     seed: int = 0
     max_gap: float = 0.0
     growth: float = 0.0015
+    """How much the threshold first rises, as a share; later rises aim at rounds that cost twice as much as the last."""
     improving_share: float = 0.5
+    """Evaluations of the search for plans per evaluation of deepening, until it stops improving."""
     bounds_only: bool = False
+    """A plan counts as fast as its bound: the search ends when no plan is below the least bound of a visited plan,
+    which no more evaluations can raise."""
     most_us: int = INFINITE
+    """Plans that take so long or longer are left out."""
 
     def init(self, t: Tables) -> ExactState:
         lower_bound = int(bound_partial(t, empty_partial(t), INFINITE))

@@ -25,20 +25,21 @@ class Part:
 
 @dataclass(frozen=True)
 class Format:
-    """A format of other libraries.
-
-    `form` is its name in settings, `title` the name that its users know. Its parts are `asked`, an `answer` unless the
-    last turn of `asked` is the answer, and `others`, which a file may lack. `prompt` makes the prompt of a row:
-    messages if the format `is_chat`, if the row has a system prompt, or if `asked` holds turns; text otherwise.
-    """
+    """A format of other libraries."""
 
     form: str
+    """Its name in settings."""
     title: str
+    """The name that its users know."""
     kinds: tuple[Kind, ...]
     asked: Part
     prompt: Callable[[FileRow], Prompt]
+    """Makes the prompt of a row: messages if the format `is_chat`, if the row has a system prompt, or if `asked` holds
+    turns; text otherwise."""
     answer: Part | None = None
+    """None if the last turn of `asked` is the answer."""
     others: Mapping[str, Part] = field(default_factory=dict)
+    """Parts that a file may lack."""
     is_chat: bool = True
     tools: Callable[[FileRow], Any] | None = None
 
