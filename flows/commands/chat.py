@@ -77,6 +77,8 @@ def generating_folder(model: str) -> Path:
         raise InvalidInput(FIELD, model, f"the folder of a model in this run: {roles or 'it has trained none'}")
     if is_adapter(folder):
         raise InvalidInput(FIELD, model, _instead_of_an_adapter(model, folder))
+    if not folder.is_dir():
+        raise InvalidInput(FIELD, model, "a folder that exists; a run that trains an actor leaves RUN/actor")
     if not (folder / CONFIG).is_file():
         raise InvalidInput(FIELD, model, f"a Hugging Face folder, with {CONFIG}, such as runs/latest/actor")
     if not generates(folder):

@@ -21,6 +21,7 @@ from prefect_rlhf.tasks.data.template_checks import (
     check_tools,
     check_variables,
     template_variables,
+    unknown_marks,
     unshown,
 )
 from prefect_rlhf.tasks.data.tokenizer import Tools, load_tokenizer, template_remark
@@ -28,13 +29,7 @@ from prefect_rlhf.tasks.data.tokenizer import Tools, load_tokenizer, template_re
 
 @dataclass(frozen=True)
 class DatasetSource:
-    """A name (the flow's parameter), the path of the rows, a split and a tokenizer's folder.
-
-    `column_paths` renames columns: key -> column, or field of a struct such as `reward_model.ground_truth`. `form` is
-    the rows' format; if it is None, the columns decide. The chat template gets `chat_template_kwargs` and a row's tool
-    schemas. `eos_token` and `template` (a chat template that replaces the folder's) are the model's settings. `say`
-    gets progress lines during a long check.
-    """
+    """A name (the flow's parameter), the path of the rows, a split and a tokenizer's folder."""
 
     name: str
     path: str
@@ -43,12 +38,18 @@ class DatasetSource:
     split: str = DEFAULT_SPLIT
     chat_template: bool = False
     column_paths: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Renames columns: key -> column, or field of a struct such as `reward_model.ground_truth`."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Given to the chat template, with a row's tool schemas."""
     tools_column: str | None = DEFAULT_TOOLS_COLUMN
     eos_token: str | None = None
+    """A setting of the model."""
     template: str | None = None
+    """A setting of the model: a chat template that replaces the folder's."""
     form: str | None = None
+    """The rows' format; None lets the columns decide."""
     say: Say = field(default=silent, kw_only=True, repr=False, compare=False)
+    """Gets progress lines during a long check."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings only: rows that were read are not pickled, and a rank says nothing."""
@@ -129,8 +130,8 @@ class DatasetSource:
         return (template_remark(self.name, self.loaded, variables=self.variables),)
 
     def warnings(self) -> tuple[str, ...]:
-        """Return log lines about tools and calls in the rows that the tokens do not show."""
-        return unshown(self)
+        """Return log lines about what the tokens do not show: tools, calls, and marks that are no tokens."""
+        return (*unknown_marks(self), *unshown(self))
 
     @property
     def variables(self) -> Mapping[str, Any]:

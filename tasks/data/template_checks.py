@@ -1,4 +1,4 @@
-"""Checks that the chat template shows everything a dataset gives it: variables, tools and calls."""
+"""Checks that the chat template shows everything a dataset gives it (variables, tools and calls) in known tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from prefect_rlhf.engines.sampling.chats.template import Tools, ignores_tools
+from prefect_rlhf.engines.sampling.chats.template import ASKED, Tools, ignores_tools, written
 from prefect_rlhf.engines.sampling.chats.tokenizers import template_name, template_source
 from prefect_rlhf.errors.errors import InvalidInput, NotUsed
 from prefect_rlhf.tasks.data.formats.formatted_rows import FormattedRows
@@ -15,6 +15,7 @@ from prefect_rlhf.tasks.data.messages import ignores_calls
 DEFAULT_TOOLS_COLUMN = "tools"
 ANOTHER_TEMPLATE = "set the model's chat_template, as in actor.chat_template: tools.jinja (prefect-rlhf init writes it)"
 """The remedy for a folder without a template, or with one that ignores tools."""
+MARK = re.compile(r"<\|\w+\|>")  # of a turn's begin or end, in most templates
 RESERVED = (
     *("messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"),
     *("continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
@@ -84,6 +85,26 @@ def check_tools(source: Templated, tokenizer: Any) -> None:
         ignores = f"{template_name(tokenizer)} ignores them: {ANOTHER_TEMPLATE}"
         right = f"null, or a chat template that shows tools; {ignores}"
         raise InvalidInput(f"{source.name}.tools_column", source.tools_column, right)
+
+
+def unknown_marks(source: Templated) -> tuple[str, ...]:
+    """Return a line about marks such as <|im_end|> that the template writes and the tokenizer does not have as tokens.
+
+    A template of another model is like that: its turns have no end that generation could stop at.
+    """
+    if not source.goes_through_template:
+        return ()
+    tokenizer = source.loaded
+    try:
+        text = written(tokenizer, [ASKED], add_generation_prompt=True)
+    except Exception:  # noqa: BLE001  it refuses this chat; the rows' own chats are rendered later
+        return ()
+    vocabulary = tokenizer.get_vocab()
+    marks = [mark for mark in dict.fromkeys(MARK.findall(text)) if mark not in vocabulary]
+    if not marks:
+        return ()
+    writes = f"{template_name(tokenizer)} writes {' and '.join(marks)}"
+    return (f"{source.name}: {writes}, no tokens of {source.tokenizer}: is it the template of another model?",)
 
 
 def unshown(source: Templated) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed
-from prefect_rlhf.tasks.data.formats.format import ANSWER, ASKED, TOOLS, Format, Kind, Shape
+from prefect_rlhf.tasks.data.formats.format import ANSWER, ASKED, LABEL, TOOLS, Format, Kind, Shape
 from prefect_rlhf.tasks.data.formats.found import Found
 from prefect_rlhf.tasks.data.formats.table import FORMATS
 from prefect_rlhf.tasks.data.formats.turns import are_turns
@@ -18,22 +18,30 @@ from prefect_rlhf.tasks.data.stored.columns import Column
 from prefect_rlhf.tasks.data.stored.stored_rows import StoredRows
 
 LOOKED_AT = 1000  # rows: so many are read to see whether rows of another format follow
+WORDS: Mapping[str, str] = {"number": "numbers", "text": "text"}
+SHAPES: Mapping[Shape, str] = {
+    "text": "text",
+    "turns": "a list of turns in each row, such as {from, value} or {role, content}",
+    "any": "text or turns",
+}
+"""How messages name kinds and shapes of a column."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A dataset's expectations: its `kind`, and our own forms with their columns, such as `prompt` and `completion`.
-
-    `stated` are settings that name columns; with them, no format is looked for. A file that fits no format is read as
-    `otherwise`. `form` is the setting of that name; `tools_column` may hold tool schemas.
-    """
+    """A dataset's expectations."""
 
     kind: Kind
     own: Mapping[str, tuple[str, ...]]
+    """Our own forms with their columns, such as `prompt` and `completion`."""
     otherwise: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """How a file is read that fits no format."""
     stated: Mapping[str, str | None] = field(default_factory=dict)
+    """Settings that name columns; with them, no format is looked for."""
     form: str | None = None
+    """The setting of that name."""
     tools_column: str | None = None
+    """It may hold tool schemas."""
 
     @property
     def formats(self) -> tuple[Format, ...]:
@@ -61,6 +69,8 @@ def find_format(rows: StoredRows, wanted: Wanted) -> Found:
     if found:
         return _one(rows, found)
     last = next((form for form, names in wanted.own.items() if names[-1] in rows.names), None)
+    if last is None and (nearly := _nearly(rows, wanted)) is not None:
+        raise nearly
     if wanted.kind == "chats" and last is None:
         raise _unknown(rows, wanted)
     form = last or next(iter(wanted.otherwise or wanted.own))
@@ -179,6 +189,28 @@ def _needed(one: Found) -> list[str]:
     if one.format is None:
         return list(one.columns.values())
     return [one.columns[part] for part in one.format.needs(one.kind)]
+
+
+def _nearly(rows: StoredRows, wanted: Wanted) -> InvalidInput | None:
+    """Return the error about the only part of a format that a file has with other content, or about a label that it
+    lacks; None if no format is so near.
+    """
+    for format in wanted.formats:
+        parts = format.needs(wanted.kind)
+        lacks = [(name, part) for name, part in parts.items() if not _columns(rows, part.names, part.holds)]
+        if len(lacks) != 1:
+            continue
+        ((name, part),) = lacks
+        column = next((each for each in part.names if each in rows.names), None)
+        if column is not None:
+            found = rows.column(column)
+            seen = WORDS.get(found.kind, found.described)
+            right = "text (in JSON lines, quote the numbers)" if found.kind == "number" else SHAPES[part.holds]
+            return InvalidInput(f"{rows.field}.{column}", seen, f"{right}, in {rows.path} as in {format.title}")
+        if name == LABEL:
+            needed = f"{' or '.join(part.names)} beside those of {format.title}; it has {', '.join(rows.names)}"
+            return InvalidInput(f"{rows.field}.path", rows.path, f"a file with a column {needed}")
+    return None
 
 
 def _unknown(rows: StoredRows, wanted: Wanted) -> InvalidInput:

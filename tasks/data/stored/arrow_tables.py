@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from prefect_rlhf.errors.errors import InvalidInput, refusing
 from prefect_rlhf.tasks.data.stored.columns import ArrowColumn
 
 UNREADABLE = (pa.ArrowException, OSError)
+ENDINGS = ".jsonl, .json, .csv or .tsv"  # of files that are no Parquet
 
 
 def read_parquet(field: str, files: Sequence[str], root: str | None) -> tuple[int, dict[str, ArrowColumn]]:
@@ -21,7 +23,9 @@ def read_parquet(field: str, files: Sequence[str], root: str | None) -> tuple[in
     cannot be read or whose columns differ; so does the first access to a damaged column.
     """
     at, place = f"{field}.path", root or files[0]
-    with refusing(UNREADABLE, at, place, "Parquet that can be read", most=80):
+    is_named = root or Path(place).suffix == ".parquet"
+    right = "Parquet that can be read" if is_named else f"Parquet that can be read, or a name with {ENDINGS}"
+    with refusing(UNREADABLE, at, place, right, most=80):
         schemas = [pq.read_schema(file) for file in files]
         _check_names(at, [(file, schema.names) for file, schema in zip(files, schemas, strict=True)])
         partitioning = pds.HivePartitioning.discover(infer_dictionary=True) if root else None

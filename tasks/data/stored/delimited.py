@@ -39,6 +39,8 @@ def _table(field: str, file: str) -> Any:
         table = _read(Path(file), {})
         times = [column.name for column in table.schema if pa.types.is_temporal(column.type)]
         table = _read(Path(file), dict.fromkeys(times, pa.string())) if times else table  # their text, as written
+    if other := [column.name for column in table.schema if pa.types.is_binary(column.type)]:
+        raise InvalidInput(field, file, f"text in UTF-8; {other[0]!r} has bytes of another encoding")
     twins = [name for name in table.column_names if table.column_names.count(name) > 1]
     if twins:
         raise InvalidInput(field, file, f"columns with different names; {twins[0]!r} occurs twice")

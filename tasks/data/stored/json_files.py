@@ -108,7 +108,8 @@ def _value(content: bytes) -> Any:
 
 def _object(field: str, where: str, line: bytes, is_json: bool) -> dict[str, Any]:
     hint = "" if is_json or not line.startswith(b"[") else "; a file that is one list is named .json"
-    with refusing(ValueError, f"{field}.path", where, f"a JSON object{hint}"):
+    right = "a JSON object" if is_json else f"a JSON object alone on its line{hint}"
+    with refusing(ValueError, f"{field}.path", where, right):
         value = _value(line)
     return _checked(field, where, value, hint)
 

@@ -91,6 +91,7 @@ def damaged(folder):
         (run_folder, "the folder of a model in this run: {0}/actor, {0}/critic"),
         (lambda folder: make_model(folder, scalar=True), "a model that generates; this one gives a text a score"),
         (damaged, "a model that loads ("),
+        (lambda folder: folder.rmdir(), "a folder that exists; a run that trains an actor leaves RUN/actor"),
     ],
 )
 def test_chat_refuses_a_folder_without_a_generating_model_in_one_line(made, says, tmp_path, capsys):

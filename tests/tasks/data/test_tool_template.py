@@ -16,6 +16,7 @@ from prefect_rlhf.tasks.data.tokenizer import load_tokenizer, read_template
 from prefect_rlhf.tasks.data.tools import ShownTools
 from tests.engines.functions.of_tools import add
 from tests.engines.sampling.stand_ins import OF_INIT, stand_in, template
+from tests.tasks.small_tokenizer import save_small_tokenizer
 
 pytestmark = pytest.mark.quick
 
@@ -122,6 +123,18 @@ def test_a_play_with_tools_accepts_this_template_and_suggests_it_otherwise(folde
     assert of_init.remarks()[0].startswith("prompts: the setting chat_template renders a prompt as ")
     with pytest.raises(InvalidInput, match="play.tool_format: got 'llama3', expected hermes"):
         replace(of_init, tools=replace(shown, written_as="llama3")).check(max_tokens=4096)
+
+
+def test_a_template_of_marks_that_the_tokenizer_lacks_is_a_warning(tmp_path):
+    """Such as the template of init for a Mistral, whose tokenizer would split <|im_end|>: no answer would end there."""
+    source = ChatDataset("chats", rows_of(tmp_path, [ASKED, GOOD]), save_small_tokenizer(tmp_path), split_column=None)
+    of_init = replace(source, template=OF_INIT.read_text())
+    (line, *_) = of_init.warnings()
+    assert line == (
+        "chats: the setting chat_template writes <|im_start|> and <|im_end|>, no tokens of "
+        f"{tmp_path}: is it the template of another model?"
+    )
+    assert not any("another model" in line for line in source.warnings())
 
 
 def test_chats_with_a_column_of_tools_are_refused_with_the_remedy(folder, tmp_path):

@@ -161,6 +161,43 @@ def test_a_form_and_columns_that_do_not_fit_the_file_are_refused(stored, qwen, c
         )
 
 
+LIST_OF_TURNS = "expected a list of turns in each row, such as {from, value} or {role, content}, in FILE as in ShareGPT"
+NEARLY = {
+    "conversations as text": (
+        Prompts,
+        {"conversations": "[{'from': 'human', 'value': 'Hi'}]"},
+        f"data.conversations: got 'text', {LIST_OF_TURNS}",
+    ),
+    "a list in a list": (
+        Chats,
+        {"conversations": [TURNS]},
+        f"data.conversations: got 'list', {LIST_OF_TURNS}",
+    ),
+    "answers as numbers": (
+        Chats,
+        {"question": "1 + 2?", "answer": 3},
+        "data.answer: got 'numbers', expected text (in JSON lines, quote the numbers), in FILE as in question and "
+        "answer",
+    ),
+    "no label": (
+        RatedAnswers,
+        ALPACA,
+        "data.path: got 'FILE', expected a file with a column label or kto_tag beside those of Alpaca; it has "
+        "instruction, input, output",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NEARLY)
+def test_a_file_that_is_nearly_a_format_is_refused_with_the_part_that_it_lacks(tmp_path, qwen, case):
+    """Rather than with the names of our own columns, which its author does not know."""
+    parameter, row, says = NEARLY[case]
+    path = json_lines(tmp_path / "rows.jsonl", row)
+    with pytest.raises(InvalidInput) as refused:
+        open_source("data", parameter(path=path, split_column=None), qwen).check(99)
+    assert str(refused.value).replace(path, "FILE") == says
+
+
 def test_a_stated_column_that_the_first_row_rules_out_is_refused(stored, qwen):
     """Both columns are in the file; a row has a value in one of them alone."""
     path = stored({"chat": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}], "body": None})

@@ -95,7 +95,7 @@ def test_blank_lines_and_a_byte_order_mark_are_no_rows(tmp_path):
     assert StoredRows("data", str(tmp_path / "rows.jsonl")).read("a") == [1, 2]
 
 
-def test_a_split_is_a_folder_of_a_saved_dictionary_of_datasets(tmp_path):
+def test_a_split_names_a_folder_in_a_saved_dataset_dictionary(tmp_path):
     """It then needs no column, and one of that name is like any other."""
     path = saved_splits(tmp_path / "both", train=pa.table({"text": ["a"]}), test=pa.table({"text": ["b", "c"]}))
     assert StoredRows("data", path, "split", "test").read("text") == ["b", "c"]
@@ -189,6 +189,9 @@ BAD = {
     "two lists": (lambda t: json_lines(t / "a.json", {"train": [{}], "data": [{}]}), r"a single list.* data and train"),
     "half an object": (lambda t: json_lines(t / "a.json", "{", '"data": [{"a": 1}]'), r"a.json line 1', expected"),
     "fields that commas do not end": (lambda t: holding(t, {"a.csv": b"a,b\n1\n"}) + "/a.csv", r"^d.path: .*fields"),
+    "an object on two lines": (lambda t: json_lines(t / "a.jsonl", "{", '"a": 1}'), r"line 1', .* alone on its line"),
+    "another encoding": (lambda t: holding(t, {"a.csv": b"a\ncaf\xe9\n"}) + "/a.csv", r"^d.path: .*in UTF-8; 'a' has"),
+    "another ending": (lambda t: holding(t, {"a.txt": b"a"}) + "/a.txt", r"^d.path: .*, or a name with .jsonl"),
     "no gzip": (lambda t: holding(t, {"a.jsonl.gz": b'{"a": 1}'}) + "/a.jsonl.gz", r"^d.path: .*a file that can"),
     "brackets without end": (lambda t: json_lines(t / "a.jsonl", CHATTY), r"a.jsonl line 1', expected a JSON object"),
     "5,000 digits": (lambda t: json_lines(t / "a.jsonl", '{"a": ' + "1" * 5000 + "}"), r"line 1', .*digits"),
