@@ -57,7 +57,7 @@ def lent(own: Tensor, pairs: Sequence[tuple[Shard, Shard]], doing: str) -> Tenso
 
 
 def _first_byte(view: Tensor) -> int:
-    return view.storage_offset() * view.element_size()
+    return int(view.storage_offset()) * view.element_size()
 
 
 def _steps(view: Tensor) -> list[tuple[int, int]]:
