@@ -357,7 +357,10 @@ class SharingEngine(Engine, Protocol):
     """
 
     def share(self, lent: Sequence[tuple[Engine, Collection[str]]]) -> None:
-        """Use other engines' tensors for some parameters, and free its own; all engines are of its class."""
+        """Use other engines' tensors for some parameters, and free its own.
+
+        All have the trait `lends_weights`, or are of its class. Raises EngineFailed for a tensor that is not the same.
+        """
         ...
 
 

@@ -98,6 +98,10 @@ class EngineTraits:
     """Whether it packs weights into another format for its products after each move of weights."""
     shares_weights: bool = False
     """Whether an instance can compute from frozen weights that another instance holds."""
+    lends_weights: bool = False
+    """Whether instances of another engine, which `shares_weights`, can compute from its frozen weights."""
+    groups_heads: bool = False
+    """Whether it sorts the rows of fused queries, keys and values by groups of heads, and not by kind."""
     adapts: bool = False
     """Whether it computes a model with an adapter."""
     dequantizes: bool = False
@@ -167,6 +171,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         has_reduce_buffers=True,
         tries_model=True,
         packs_weights=True,
+        lends_weights=True,
         leaves_out=("scalar_head",),
         vocabulary_multiple=64,
         head_widths=(
@@ -195,6 +200,7 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
         recomputes=True,
         divides_sequences=True,
         shares_weights=True,
+        groups_heads=True,
         adapts=True,
         dequantizes=True,
         drops_weights=True,

@@ -7,7 +7,7 @@ response tokens of a micro-batch.
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,7 @@ from prefect_rlhf.engines.engine import (
 from prefect_rlhf.engines.megatron import weights
 from prefect_rlhf.engines.megatron.cpu import shim as cpu_shim
 from prefect_rlhf.engines.megatron.groups import build_groups
-from prefect_rlhf.engines.megatron.model import build_model, num_vocabulary_rows, own_device
+from prefect_rlhf.engines.megatron.model import build_model, clear_padding, num_vocabulary_rows, own_device
 from prefect_rlhf.engines.megatron.sampling.generation import Generation
 from prefect_rlhf.engines.megatron.sampling.row_group import row_groups
 from prefect_rlhf.engines.megatron.training import loss_sums as losses
@@ -101,14 +101,16 @@ class MegatronEngine:
         """See SharingEngine."""
         parameters_of, taken = weights.by_storage(self._shards), set[str]()
         for owner, names in lent:
-            theirs = dict(cast(MegatronEngine, owner)._model.named_parameters())
+            theirs = owner.weights()
             for name, own in self._model.named_parameters():
                 held = parameters_of.get(own.untyped_storage()._cdata, frozenset())
                 if held and held.issubset(names):
-                    own.data = theirs[name].data
+                    lent_by = f"{self.instance.name}: {name} of {owner.instance.name}"
+                    own.data = weights.lent(own, [(self._shards[each], theirs[each]) for each in sorted(held)], lent_by)
                     taken |= held
                     self._lent.add(own.untyped_storage()._cdata)
         self._model.to(own_device())
+        clear_padding(self._model, self._num_rows)  # an engine that lends its vocabulary may not have
         self._shards = weights.shards(self._model, self._spec, self._groups)
         self._load(self._own_content - taken)
 

@@ -119,7 +119,7 @@ def build_model(spec: ModelSpec, groups: Groups, on_host: bool = False) -> Trans
     _mark_split_weights(model)
     if spec.adapter is not None:
         _freeze_base(model)
-    _clear_padding(model, num_vocabulary_rows(spec, groups))
+    clear_padding(model, num_vocabulary_rows(spec, groups))
     return cast(Transformer, model.to(device="cpu" if on_host else own_device(), dtype=DTYPES[spec.dtype]))
 
 
@@ -239,7 +239,7 @@ def _freeze_base(model: Transformer) -> None:
         parameter.requires_grad = hasattr(parameter, "is_adapter") or hasattr(parameter, "is_scalar_head")
 
 
-def _clear_padding(model: Transformer, num_rows: int) -> None:
+def clear_padding(model: Transformer, num_rows: int) -> None:
     """Zero the vocabulary's padding, which is never written again."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():

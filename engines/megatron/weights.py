@@ -4,7 +4,7 @@ Megatron fuses per rank: qkv holds, for each group of query heads, its queries, 
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from prefect_rlhf.engines.megatron.adapters.linear import adapted_matrices
 from prefect_rlhf.engines.megatron.adapters.linear_layers import LINEAR_LAYERS, QUERIES_KEYS_VALUES, LinearLayer
 from prefect_rlhf.engines.megatron.groups import Groups
 from prefect_rlhf.engines.megatron.model import Transformer
+from prefect_rlhf.errors.errors import EngineFailed
 from prefect_rlhf.placement.layout.layout import stages, vocabulary_rows
 from prefect_rlhf.placement.models.families.family import Part
 from prefect_rlhf.placement.models.families.known import FAMILIES
@@ -37,6 +38,31 @@ def by_storage(weights: Mapping[str, Shard]) -> dict[int, frozenset[str]]:
     for name, shard in weights.items():
         found[shard.view.untyped_storage()._cdata].add(name)
     return {storage: frozenset(names) for storage, names in found.items()}
+
+
+def lent(own: Tensor, pairs: Sequence[tuple[Shard, Shard]], doing: str) -> Tensor:
+    """Return another engine's tensor in place of `own`; `pairs` are the parameters in it, each with the other's.
+
+    Raises EngineFailed if the other holds another region of them, or sorts their elements differently.
+    """
+    first = min((theirs.view for _, theirs in pairs), key=_first_byte)
+    for mine, theirs in pairs:
+        view = theirs.view.view(mine.view.shape)
+        in_one = view.untyped_storage()._cdata == first.untyped_storage()._cdata and view.dtype == mine.view.dtype
+        begins = _first_byte(mine.view) - _first_byte(own) == _first_byte(view) - _first_byte(first)
+        if not (in_one and begins and mine.region == theirs.region and _steps(mine.view) == _steps(view)):
+            raise EngineFailed(f"{doing} is sorted otherwise, expected the same tensor")
+    start = first.view(own.dtype)
+    return start.as_strided(own.shape, own.stride(), start.storage_offset())
+
+
+def _first_byte(view: Tensor) -> int:
+    return int(view.storage_offset()) * view.element_size()
+
+
+def _steps(view: Tensor) -> list[tuple[int, int]]:
+    """The size and stride of each axis with several elements."""
+    return [(size, step) for size, step in zip(view.shape, view.stride(), strict=True) if size > 1]
 
 
 def load(weights: dict[str, Shard], spec: ModelSpec, seed: int) -> None:

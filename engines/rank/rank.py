@@ -57,6 +57,7 @@ from prefect_rlhf.files.storage.publish import publish
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import CallKind
 from prefect_rlhf.placement.layout.layout import Layout
+from prefect_rlhf.placement.layout.lending import lent_parameters
 from prefect_rlhf.placement.models.outputs import OUTPUTS
 from prefect_rlhf.placement.models.weights import parameters
 from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
@@ -145,8 +146,9 @@ class Rank:
         lent = []
         for own in command.weights:
             if (owner := command.shared.get(own.name)) is not None:
-                names = [parameter.name for parameter in own.parameters]
-                lent.append((self._model(owner, f"build {command.instance.name}").engine, names))
+                user = command.instance
+                names = lent_parameters(own, command.model, user.engine, owner.engine, user.strategy.tp)
+                lent.append((self._model(owner, f"build {user.name}").engine, names))
         if lent:
             cast(SharingEngine, engine).share(lent)
 

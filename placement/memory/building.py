@@ -15,6 +15,7 @@ from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import Backend
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.layout.sharing import in_build_order
 from prefect_rlhf.placement.memory.holdings import ResidentBytes, most_rows
 from prefect_rlhf.placement.memory.needs import ByteShare
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, instances, offloaded_parts
@@ -38,7 +39,8 @@ class Building:
     ) -> None:
         self._workload, self._graph, self._plan = workload, graph, plan
         users = instances(graph, plan) if backend == "cuda" else {}
-        in_order = sorted(users, key=lambda instance: instance not in kept)
+        built = in_build_order(graph, plan) if users else ()
+        in_order = sorted(built, key=lambda instance: instance not in kept)
         self._users: Mapping[ModelInstance, tuple[Call, ...]] = {instance: users[instance] for instance in in_order}
         self._leaves = offloaded_parts(graph, plan)
 

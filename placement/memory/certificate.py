@@ -188,7 +188,7 @@ def certify(
     held = _kept(augmented, workload.longest, backend)
     needs = node_needs(augmented, held, workload, backend)
     beside = spread_overhead(augmented.graph, plan, backend)
-    found = _AlikeDevices(cluster, held, needs, beside, sharers(augmented.graph, plan))
+    found = _AlikeDevices(cluster, held, needs, beside, _bases(augmented.graph, plan))
     open_windows = OpenWindows(augmented)
     building = Building(augmented.graph, plan, workload, backend, kept)
     fullest: dict[object, _FullestMoment] = {}
@@ -227,9 +227,19 @@ def _kept(augmented: AugmentedGraph, max_length: int, backend: Backend) -> dict[
         most = tuple(call.cut(plan.parts(call.name)) for call in calls)  # rows in flight
         speeds, per_node = cluster.node_speeds, cluster.devices_per_node
         there = shared.get(instance, {})
-        elsewhere = tuple(own.part for own in graph.weights(instance.role) if own.name in there)
+        parts = ((own.part, there.get(own.name)) for own in graph.weights(instance.role))
+        elsewhere = tuple((part, holder.engine) for part, holder in parts if holder is not None)
         kept[instance] = kept_bytes(instance, most, model, max_length, backend, per_node, speeds, cache, elsewhere)
     return kept
+
+
+def _bases(graph: DataflowGraph, plan: ExecutionPlan) -> Mapping[ModelInstance, str]:
+    """Name the weights that each instance holds for others, too; or the rest of a base that another engine holds."""
+    found = {holder: f"base of {', '.join(roles)}" for holder, roles in sharers(graph, plan).items()}
+    for instance, held in shared_weights(graph, plan).items():
+        if any(holder.engine != instance.engine for holder in held.values()):
+            found[instance] = f"rest of the {found.get(instance, f'base of {instance.role}')}"
+    return found
 
 
 class _AlikeDevices:
@@ -244,10 +254,10 @@ class _AlikeDevices:
         held: Mapping[ModelInstance, Spread[Kept]],
         needs: Sequence[NodeNeeds],
         beside: Spread[tuple[ByteShare, ...]],
-        sharers: Mapping[ModelInstance, tuple[str, ...]],
+        bases: Mapping[ModelInstance, str],
     ) -> None:
         self._per_node, num_devices = cluster.devices_per_node, cluster.num_nodes * cluster.devices_per_node
-        self._held, self._needs, self._beside, self._sharers = held, needs, beside, sharers
+        self._held, self._needs, self._beside, self._bases = held, needs, beside, bases
         used: dict[int, Spread[Any]] = {id(each): each for each in held.values()}
         used |= {id(need.terms): need.terms for need in needs}
         self._columns = {key: spread.column(num_devices) for key, spread in used.items()}
@@ -279,11 +289,11 @@ class _AlikeDevices:
     def load(self, device: int) -> _DeviceLoad:
         """Return the load of a device, held and needed; equal needs are a single object."""
 
-        def roles(instance: ModelInstance, what: str) -> tuple[str, ...]:
-            return self._sharers.get(instance, ()) if what == "weights" else ()
+        def base(instance: ModelInstance, what: str) -> str:
+            return self._bases.get(instance, "") if what == "weights" else ""
 
         held = [
-            ResidentBytes(self._device(device), instance, what, size, roles(instance, what))
+            ResidentBytes(self._device(device), instance, what, size, base(instance, what))
             for instance, spread in self._held.items()
             if (kind := self._columns[id(spread)][device])
             for what, size in spread.values[kind - 1]

@@ -16,6 +16,7 @@ from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.engine_traits import TRAITS, slot_rank
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import padded_vocabulary
+from prefect_rlhf.placement.layout.lending import unlike
 from prefect_rlhf.placement.memory.alike import Spread, spread_by_replica
 from prefect_rlhf.placement.models.engine_constants import (
     ADAM_BYTES,
@@ -25,9 +26,9 @@ from prefect_rlhf.placement.models.engine_constants import (
 )
 from prefect_rlhf.placement.models.families.known import FAMILIES
 from prefect_rlhf.placement.models.layer_adapter import GATES, QUERIES_KEYS_VALUES
-from prefect_rlhf.placement.models.model import ModelSpec
+from prefect_rlhf.placement.models.model import QUERY_BIASES, ModelSpec
 from prefect_rlhf.placement.models.weights import Parameter, parts
-from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
+from prefect_rlhf.placement.plan import EngineKind, ModelInstance, OffloadPart
 from prefect_rlhf.placement.rows.partition import counts
 from prefect_rlhf.placement.rows.shares import replica_speeds
 
@@ -45,19 +46,19 @@ _SCALE_BYTES = 16  # vLLM's four scales of a layer's attention
 class ResidentBytes:
     """`num_bytes` of a kind (`what`) that an instance keeps on a device.
 
-    If instances of several `roles` compute from them, the instance is one of theirs.
+    If other instances compute from them too, `base` says in words which weights they are.
     """
 
     device: Device
     instance: ModelInstance
     what: str
     num_bytes: int
-    roles: tuple[str, ...] = ()
+    base: str = ""
 
     @property
     def label(self) -> str:
-        """The kind in words; for bytes that several roles use, with these roles."""
-        return f"base of {', '.join(self.roles)}" if self.roles else self.what
+        """The kind in words."""
+        return self.base or self.what
 
     def moves_with(self, part: OffloadPart) -> bool:
         """Whether an offload of `part` removes these bytes from the device."""
@@ -71,6 +72,8 @@ def moves_with(what: str, part: OffloadPart) -> bool:
 
 Kept = tuple[tuple[str, int], ...]
 """The bytes that an instance keeps on a device, by kind."""
+Elsewhere = tuple[tuple[str, EngineKind], ...]
+"""Frozen parts of a model that another instance holds, each with the engine of that instance."""
 
 
 @lru_cache(maxsize=256)  # many of the plans that a question compares have the same
@@ -83,12 +86,13 @@ def kept_bytes(
     per_node: int,
     node_speeds: tuple[float, ...] = (),
     cache_bytes: int | None = None,
-    elsewhere: tuple[str, ...] = (),
+    elsewhere: Elsewhere = (),
 ) -> Spread[Kept]:
     """Count all bytes of an instance by kind of device, for its `calls`; `max_length` is the longest row's tokens.
 
     If nodes have speeds, replicas get rows in proportion. vLLM's cache takes `cache_bytes` of each device, or has room
-    for all rows at maximum length. Nodes have `per_node` devices. Parts in `elsewhere` are held by another instance.
+    for all rows at maximum length. Nodes have `per_node` devices. Parts in `elsewhere` are held by another instance,
+    except for tensors that differ between its engine and the holder's.
     """
     trained = any(call.kind == "train_step" for call in calls)
 
@@ -119,7 +123,7 @@ def most_rows(instance: ModelInstance, calls: tuple[Call, ...], node_speeds: tup
 
 @cache
 def _megatron(
-    model: ModelSpec, instance: ModelInstance, stage: int, trained: bool, elsewhere: tuple[str, ...]
+    model: ModelSpec, instance: ModelInstance, stage: int, trained: bool, elsewhere: Elsewhere
 ) -> tuple[tuple[str, int], ...]:
     """Weights; with training in flat buffers, whose padding counts, and optimizer states shared out over dp.
 
@@ -133,10 +137,14 @@ def _megatron(
     frozen = sum(_further_tensors(sizes, sizes.frozen, strategy, stage))
     if adapter or not trained:
         whole = sum(tensors) + sum(experts) + frozen + sum(adapter)
-        there = sum(_elements_of(part, model, strategy, stage, whole) for part in elsewhere)
-        own = 0 if "adapter" in elsewhere else sum(adapter)
+        there = sum(
+            _elements_of(part, model, strategy, stage, whole) - _unlike_elements(part, model, strategy, holder)
+            for part, holder in elsewhere
+        )
+        parts_elsewhere = [part for part, _ in elsewhere]
+        own = 0 if "adapter" in parts_elsewhere else sum(adapter)
         saved = sizes.stage_layers(strategy.pp, stage) * sizes.four_bits_save(strategy.tp)
-        saved = 0 if "trunk" in elsewhere else saved
+        saved = 0 if "trunk" in parts_elsewhere else saved
         if not trained:
             return ("weights", (whole - there - own) * sizes.item - saved), ("adapter", own * sizes.item)
         learning = [*adapter, *_further_tensors(sizes, sizes.further, strategy, stage)]
@@ -246,6 +254,22 @@ def _elements_of(part: str, model: ModelSpec, strategy: Strategy, stage: int, wh
     if part == "lm_head":
         return padded_vocabulary(model, "megatron", strategy.tp) // strategy.tp * sizes.hidden if is_last else 0
     return sum(_further_tensors(sizes, parts(model)[part], strategy, stage))
+
+
+def _unlike_elements(part: str, model: ModelSpec, strategy: Strategy, holder: EngineKind) -> int:
+    """Count a part's elements on a device that Megatron holds differently from its holder's engine, and so itself."""
+    sizes, different = ModelSizes.of(model), unlike(model, "megatron", holder, strategy.tp)
+    table = padded_vocabulary(model, "megatron", strategy.tp) // strategy.tp * sizes.hidden
+    found = table if "vocabulary" in different else 0
+    if part == "trunk" and "heads" in different:
+        found += sizes.num_layers * _heads(sizes.on(strategy.tp), strategy.tp)
+    return found
+
+
+def _heads(sizes: ModelSizes, tp: int) -> int:
+    """Elements of a layer's queries, keys and values on each of tp devices, with their biases."""
+    biased = not set(QUERY_BIASES).isdisjoint(sizes.biases)
+    return (sizes.queries + 2 * sizes.keys) * sizes.hidden // tp + (sizes.bias_tensors(tp)[0] if biased else 0)
 
 
 def _further_tensors(sizes: ModelSizes, further: Iterable[Parameter], strategy: Strategy, stage: int) -> Iterator[int]:

@@ -104,12 +104,12 @@ def with_copies_agreed(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPl
         caches = [plan[call.name].cache_gib for call in calls]
         cache_gib = None if None in caches else max(cache for cache in caches if cache is not None)
         plan = with_changes(plan, calls, offload=offload, prefetch=prefetch, cache_gib=cache_gib)
+    for calls in sleepless(plan, graph):
+        plan = with_changes(plan, calls, offload="none", prefetch=True)
     for alike in one_base(graph, plan):
         users = instances(graph, plan)
         away = [users[instance] for instance in alike if plan[users[instance][0].name].offload == "all"]
         for calls in away if len(away) < len(alike) else ():
             trains = any(call.kind == "train_step" for call in calls)
             plan = with_changes(plan, calls, offload="optimizer" if trains else "none", prefetch=True)
-    for calls in sleepless(plan, graph):
-        plan = with_changes(plan, calls, offload="none", prefetch=True)
     return plan

@@ -29,12 +29,12 @@ def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> E
     if mistakes:
         raise SeveralMistakes.of(mistakes)
     _check_copies(plan, graph)
-    _check_bases(plan, graph)
     for call, *_ in sleepless(plan, graph):
         right = "none: on cuda only a single vllm instance per device can be offloaded, and this device has two"
         if _has_not_slept(plan[call.name].engine, graph.model(call.role or ""), "cuda"):
             right = "no offload: no GPU has shown yet that an adapter comes back after an offload of vllm on cuda"
         raise InvalidInput(_field(call.name, "offload"), plan[call.name].offload, right)
+    _check_bases(plan, graph)
     return plan
 
 
@@ -234,7 +234,11 @@ def _check_bases(plan: ExecutionPlan, graph: DataflowGraph) -> None:
     for alike in one_base(graph, plan):
         away = [instance for instance in alike if plan[users[instance][0].name].offload == "all"]
         if away and len(away) < len(alike):
-            roles = ", ".join(model.role for model in graph.models if any(each.role == model.role for each in alike))
-            first = alike[0]
-            right = f"none, or all for each of {roles}: they share a base, on {first.mesh.name}"
-            raise InvalidInput(_field(users[away[0]][0].name, "offload"), "all", right)
+            roles = [model.role for model in graph.models if any(each.role == model.role for each in alike)]
+            right, first = f"none, or all for each of {', '.join(roles)}: they share a base", alike[0]
+            if any(each.engine != first.engine for each in alike):  # the first lends it to another engine
+                names = ", ".join(f"{each.role} ({each.engine})" for each in alike)
+                right = f"none, or all for each of {names}: they share a base"
+                if _has_not_slept(first.engine, graph.model(first.role), plan.cluster.backend):
+                    right = f"none: {first.role} ({first.engine}) holds its base and cannot be offloaded"
+            raise InvalidInput(_field(users[away[0]][0].name, "offload"), "all", f"{right}, on {first.mesh.name}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.layout.sharing import shared_weights
+from prefect_rlhf.placement.layout.sharing import in_build_order, shared_weights
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, instances, trained_instance
 from prefect_rlhf.placement.words.table import WORDS
 
@@ -39,16 +39,18 @@ def moving_roles(graph: DataflowGraph, plan: ExecutionPlan, other: ExecutionPlan
 
 
 def _as_used(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, object]:
-    """Return, for each instance, all that its engine is built for."""
+    """Return, for each instance, all that its engine is built for, in the order of their builds."""
 
     def use(call: Call) -> object:
         placement = plan[call.name]
         return call.name, *(word.of(placement) for word in WORDS.values() if word.rebuilds)
 
     speeds, shared = plan.cluster.node_speeds, shared_weights(graph, plan)
-    own = {instance: (speeds, *map(use, calls)) for instance, calls in instances(graph, plan).items()}
+    users = instances(graph, plan)
+    own = {instance: (speeds, *map(use, users[instance])) for instance in in_build_order(graph, plan)}
 
-    def taken(instance: ModelInstance) -> dict[str, object]:
-        return {name: (holder, own[holder]) for name, holder in shared.get(instance, {}).items()}
+    def used(instance: ModelInstance) -> object:
+        """With all that its holders are built for: one of them may take weights from another."""
+        return own[instance], {name: (holder, used(holder)) for name, holder in shared.get(instance, {}).items()}
 
-    return {instance: (used, taken(instance)) for instance, used in own.items()}
+    return {instance: used(instance) for instance in own}

@@ -40,7 +40,7 @@ from prefect_rlhf.placement.augmented.work import (
 )
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import Layout, held_parts, layout_of
-from prefect_rlhf.placement.layout.sharing import shared_weights
+from prefect_rlhf.placement.layout.sharing import in_build_order, shared_weights
 from prefect_rlhf.placement.models.weights import Weights
 from prefect_rlhf.placement.plan import (
     ModelInstance,
@@ -87,8 +87,9 @@ class Dispatcher:
         self.checkpointing.check(self.gang.size)
         for source in self.run.sources.values():
             self._call(Rank.open_dataset, dict.fromkeys(range(self.gang.size), (source,)), f"open {source.name}")
-        for instance, calls in instances(self._graph, self._plan).items():
-            command = self._build_command(instance, calls)
+        users = instances(self._graph, self._plan)
+        for instance in in_build_order(self._graph, self._plan):
+            command = self._build_command(instance, users[instance])
             reports = self._call(Rank.build, dict.fromkeys(command.ranks, (command,)), f"build {instance.name}")
             try:
                 self._settle(instance, command.restore.version if command.restore else 0, reports, command.weights)

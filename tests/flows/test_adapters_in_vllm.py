@@ -29,7 +29,8 @@ CASE = Case(
     grpo,
     parameters,
     {
-        "vllm": grpo_plan("0 engine=vllm offload=all", "0", "0", "0"),
+        "vllm": grpo_plan("0 engine=vllm", "0", "0", "0"),  # which holds the base for all
+        "vllm offloaded": grpo_plan("0 engine=vllm offload=all", "0", "0 offload=all", "0 offload=all"),
         "megatron": grpo_plan("0 engine=megatron", "0", "0", "0"),
         "split": grpo_plan("0-1 tp2 engine=vllm", "1", "0-1 tp2", "0-1 pp2"),
     },
@@ -49,7 +50,7 @@ def ran(tmp_path_factory):
     return given, run
 
 
-@pytest.mark.parametrize("plan", ["megatron", pytest.param("split", marks=pytest.mark.all)])
+@pytest.mark.parametrize("plan", ["megatron", "vllm offloaded", pytest.param("split", marks=pytest.mark.all)])
 def test_tokens_losses_and_adapters_match_another_plan(ran, plan):
     one, other = ran[1]("vllm"), ran[1](plan)
     assert not first_differences(one, other)

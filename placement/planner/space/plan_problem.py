@@ -298,8 +298,7 @@ def _moves(call: Call, candidates: Candidates, context: CostContext, copies: boo
 
 def _option(call: Call, candidate: Candidate, context: CostContext, counted: MemoryCount) -> Option:
     placement = candidate.placement
-    storage = storage_name(context.graph, call, placement)
-    copy = f"{storage} {placement.engine} {placement.strategy} {placement.offload == 'all'}"
+    copy = _copy_name(call, placement, context)
     fed = nodes_before(call, context.graph) if counted == "most" else int(surely_fed(call, candidate, context.graph))
     held, fullest, seconds = candidate.most, candidate.most.peak, candidate.seconds
     if counted == "least":
@@ -309,13 +308,18 @@ def _option(call: Call, candidate: Candidate, context: CostContext, counted: Mem
     return Option(placement.strategy, candidate.mesh_class, seconds_us, *bytes_then)
 
 
+def _copy_name(call: Call, placement: Placement, context: CostContext) -> str:
+    """Name the copy of weights that a call uses: calls on equal meshes with the same name share some bytes of it."""
+    return f"{storage_name(context.graph, call, placement)} {placement.strategy} {placement.offload == 'all'}"
+
+
 def _reallocation(
     call: Call, trained: Sequence[Candidate], readers: Sequence[Candidate], trainer: Call, context: CostContext
 ) -> PairNode:
     """The move of weights from a train_step to a call, at its least; no move on equal meshes if both use the same copy.
 
     Both copies are on their devices during the move: if a device would need both and has less memory, the move is
-    forbidden.
+    forbidden. Copies that share a base need at least the larger of both.
     """
     known = context.moves.get(call.name)
     if known is not None and known[0] == trained and known[1] == readers:
@@ -346,18 +350,26 @@ def _new_reallocation(
     microseconds = np.floor(seconds * MICROSECONDS).astype(np.int64)
     model, backend = context.graph.model(call.role or ""), context.site.backend
     sent = [o.copy_bytes + call_overhead(trainer, o.placement, model, backend)[1] for o in trained]
-    copies = np.add.outer(sent, [option.copy_bytes for option in readers])
+    read = [option.copy_bytes for option in readers]
+    copies = np.add.outer(sent, read)
+    names = [
+        [_copy_name(c, o.placement, context) for o in options] for c, options in ((trainer, trained), (call, readers))
+    ]
+    on_equal = np.where(np.equal.outer(*map(np.array, names)), np.maximum.outer(sent, read), copies)
     rooms = {mesh: _room_for_copies(mesh, context) for mesh in {option.placement.mesh for option in readers}}
-    full = copies > np.array([rooms[option.placement.mesh] for option in readers])
-    microseconds[1][full] = FORBIDDEN
-    microseconds[2][full & (microseconds[2] > 0)] = FORBIDDEN
+    room = np.array([rooms[option.placement.mesh] for option in readers])
+    microseconds[1][copies > room] = FORBIDDEN
+    microseconds[2][(on_equal > room) & (microseconds[2] > 0)] = FORBIDDEN
     return PairNode(_move(call.name), trainer.name, call.name, "both", microseconds, (trained_kinds, reader_kinds))
 
 
 def _moved_alike(options: Sequence[Candidate]) -> tuple[list[Candidate], NDArray[np.int64]]:
     """An option of each kind that moves alike, and the kind of each option: cuts, for example, change no move."""
     numbers: dict[object, int] = {}
-    keys = [(o.mesh_class, o.placement.engine, o.placement.strategy, o.copy_bytes) for o in options]
+    keys = [
+        (o.mesh_class, o.placement.engine, o.placement.strategy, o.placement.offload == "all", o.copy_bytes)
+        for o in options
+    ]
     kinds = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
     _, first = np.unique(kinds, return_index=True)
     return [options[index] for index in first], kinds

@@ -19,11 +19,21 @@ PAGE = (Path(__file__).parents[3] / "docs" / "adapters.md").read_text()
 SHOWN = re.findall(r"```console\n\$ prefect-rlhf plan ([^\n]*)\n```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_the_page_shows_7b_on_one_device_and_in_four_bits_on_24_gb_and_70b_on_eight():
+def test_the_page_shows_7b_on_one_device_and_on_24_gb_also_in_four_bits_and_70b_on_eight():
     commands = [command for command, _ in SHOWN]
-    assert ["llama-7b" in command and "1x1:h100" in command for command in commands] == [True, False, False]
-    assert ["llama-70b" in command and "1x8:h100" in command for command in commands] == [False, True, False]
-    assert ["base_dtype=nf4" in command and "1x1:rtx4090" in command for command in commands] == [False, False, True]
+    assert [command.partition("actor=")[2].split()[0] for command in commands] == [
+        "llama-7b",
+        "llama-70b",
+        "mistral-7b",
+        "mistral-7b",
+    ]
+    assert [re.findall(r"--cluster (\S+)", command)[0] for command in commands] == [
+        "1x1:h100",
+        "1x8:h100",
+        "1x1:rtx4090",
+        "1x1:rtx4090",
+    ]
+    assert ["base_dtype=nf4" in command for command in commands] == [False, False, False, True]
 
 
 @pytest.mark.parametrize(("command", "answer"), first(1, SHOWN))

@@ -78,7 +78,7 @@ def test_a_plan_takes_the_key_of_a_run():
         for call in question.graph
     }
     plan = ExecutionPlan("plan", question.site.cluster, tuple(placements.items()))
-    assert list(bases(question.graph, plan)) == ["actor, ref hold their base once, on n0:0 (dp1)"]
+    assert list(bases(question.graph, plan)) == ["vllm and megatron hold the base of actor, ref once, on n0:0 (dp1)"]
     assert placements["ref_inference"] == one
     assert public_range(question, plan) is None
     assert not list(assumed_of_models(asked(parameters={})))

@@ -153,10 +153,10 @@ def test_calls_that_can_share_weights_are_one_copy_in_the_search():
     graph = judged()
     ref, judge, actor = (graph.call(f"{name}") for name in ("ref_inference", "judge_inference", "actor_train_step"))
     assert storage_name(graph, ref, TWO) == storage_name(graph, judge, TWO)
-    assert storage_name(graph, judge, replace(TWO, offload="all")) == "judge"
-    assert storage_name(graph, actor, TWO) == "actor"
+    assert storage_name(graph, judge, replace(TWO, offload="all")) == "judge megatron"
+    assert storage_name(graph, actor, TWO) == "actor megatron"
     plain = replace(graph, models=tuple(replace(each, content="") for each in graph.models))
-    assert storage_name(plain, ref, TWO) == "ref"
+    assert storage_name(plain, ref, TWO) == "ref megatron"
 
 
 def test_an_instance_is_built_anew_if_a_switch_takes_the_holder_of_its_weights():

@@ -7,7 +7,8 @@ import pytest
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import ClusterShape
-from prefect_rlhf.placement.layout.sharing import one_base, shared_weights, storage_name
+from prefect_rlhf.placement.layout.lending import lent_parameters
+from prefect_rlhf.placement.layout.sharing import in_build_order, one_base, shared_weights, storage_name
 from prefect_rlhf.placement.memory.certificate import certify_plan
 from prefect_rlhf.placement.memory.savings import Savings, with_changes
 from prefect_rlhf.placement.models.adapter import AdapterSpec
@@ -15,7 +16,7 @@ from prefect_rlhf.placement.models.weights import num_parameters, parts
 from prefect_rlhf.placement.plan import ExecutionPlan, instances
 from prefect_rlhf.placement.planner.question import with_copies_agreed
 from prefect_rlhf.placement.plans.check import check_plan
-from tests.strategies import GIB, QWEN3, SMALL, on, ppo
+from tests.strategies import GIB, PROMPTS, QWEN2, QWEN3, SMALL, call, on, ppo
 
 pytestmark = pytest.mark.quick
 
@@ -71,7 +72,8 @@ def test_a_certificate_names_a_base_by_all_its_roles():
 @pytest.mark.parametrize("shape", [SMALL, QWEN3])
 def test_a_base_is_counted_once_and_an_adapter_with_its_states_for_each_trained_role(shape):
     graph, one = adapted(shape), on("n0:0-1", "megatron", dp=2)
-    found = shares(graph, plan_of(graph, one))
+    apart_from_vllm = {"actor_generate": on("n0:0-1", "vllm", tp=2)}
+    found = shares(graph, plan_of(graph, one, **apart_from_vllm))
     own = {role: sum(each.num_elements for each in parts(graph.model(role))["adapter"]) for role in ("actor", "critic")}
     head = shape.hidden_size
     base = {
@@ -85,10 +87,107 @@ def test_a_base_is_counted_once_and_an_adapter_with_its_states_for_each_trained_
         assert elements <= found[f"{role}.megatron", "adapter"] / 2 <= elements + 256
         assert found[f"{role}.megatron", "gradients"] == 2 * found[f"{role}.megatron", "adapter"]
         assert found[f"{role}.megatron", "optimizer"] <= 3 * found[f"{role}.megatron", "adapter"] + 4 * 64
-    without = shares(apart(graph), plan_of(apart(graph), one))
+    without = shares(apart(graph), plan_of(apart(graph), one, **apart_from_vllm))
     spared = sum(without.values()) - sum(found.values())
     lm_head = 0 if shape.tied_embeddings else shape.vocab_size * head
     assert spared == 2 * (2 * base["ref.megatron"] - lm_head), "the bases of actor and critic, which has no lm head"
+
+
+@pytest.mark.parametrize("shape", [SMALL, QWEN2, QWEN3, replace(SMALL, vocab_size=509)])
+@pytest.mark.parametrize("strategy", [{"dp": 2}, {"tp": 2}])
+def test_vllm_holds_the_base_for_all_roles_in_megatron(shape, strategy):
+    """But for queries, keys and values of several heads, and a vocabulary that is cut elsewhere."""
+    graph, placed, tp = adapted(shape), on("n0:0-1", "megatron", **strategy), strategy.get("tp", 1)
+    plan = plan_of(graph, placed, actor_generate=on("n0:0-1", "vllm", **strategy))
+    (alike,) = one_base(graph, plan)
+    assert [(each.role, each.engine) for each in alike][:2] == [("actor", "vllm"), ("ref", "megatron")]
+    held = shared_weights(graph, plan)
+    assert {(user.role, holder.engine) for user, each in held.items() for holder in each.values()} == {
+        ("ref", "vllm"),
+        ("critic", "megatron"),
+        ("actor", "megatron"),
+    }
+    found = shares(graph, plan)
+    assert found["actor.vllm", "base of actor, critic, ref"] > 0
+    weights, lent = parts(graph.model("ref")), lent_names(graph, tp)
+    every = [each for own in weights.values() for each in own]
+    own = 2 * sum(each.elements_of(tp) for each in every if each.name not in lent)
+    padding = 2 * shape.hidden_size * len(weights) if shape.vocab_size % tp and tp > 1 else 0
+    assert own <= found.get(("ref.megatron", "rest of the base of actor, critic, ref"), 0) <= own + padding
+    apart_from_vllm = plan_of(
+        graph, placed, actor_generate=on("n0:0-1", "vllm", **({"tp": 2} if tp == 1 else {"dp": 2}))
+    )
+    assert shares(graph, apart_from_vllm)["ref.megatron", "base of actor, critic, ref"] > own
+
+
+def lent_names(graph, tp):
+    every = (lent_parameters(own, graph.model("ref"), "megatron", "vllm", tp) for own in graph.weights("ref"))
+    return {name for names in every for name in names}
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        {"tp": 2},
+        {"pp": 2},
+        {"dp": 2, "mesh": "n0:0-1", "offload": "all"},
+    ],
+)
+def test_another_split_or_an_offload_of_all_of_them_is_a_base_of_its_own(elsewhere):
+    graph, offload = adapted(), elsewhere.pop("offload", "none")
+    mesh = elsewhere.pop("mesh", "n0:0-1")
+    placed = replace(on(mesh, "megatron", **elsewhere), offload=offload)
+    cluster = ClusterShape("two", 1, 2, 8 * GIB, backend="cpu")
+    plan = plan_of(graph, placed, actor_generate=replace(on("n0:0-1", "vllm", dp=2), offload=offload))
+    plan = replace(check_plan(replace(plan, cluster=cluster), graph, cluster.whole), cluster=CLUSTER)
+    assert not {
+        holder for held in shared_weights(graph, plan).values() for holder in held.values() if holder.engine == "vllm"
+    }
+
+
+def test_weights_that_are_trained_whole_and_four_bits_are_never_lent():
+    """vLLM does not compute from four bits, and trained weights have versions of their own."""
+    graph, same = adapted(), on("n0:0-1", "megatron", dp=2)
+    whole = replace(graph, models=tuple(replace(model, adapter=None, new_head=False) for model in graph.models))
+    held = shared_weights(whole, plan_of(whole, same))
+    assert not held
+    models = tuple(replace(each, base_dtype="nf4") if each.adapter else each for each in graph.models)
+    four_bits = replace(graph, models=models)
+    with pytest.raises(InvalidInput, match=r"actor_generate\.engine: got 'vllm'"):
+        check_plan(plan_of(four_bits, same), four_bits, CLUSTER.whole)
+
+
+def test_the_role_that_holds_a_base_for_another_engine_is_built_first():
+    """Here a reference is asked before the actor generates, and so is first in the plan."""
+    calls = {each.name: each for each in adapted().calls}
+    reads = {"prompts": ("prompt_tokens",)}
+    asks = call("ref_inference", "inference", "ref", reads, ("logprobs",), rows=PROMPTS)
+    order = [asks, *(each for name, each in calls.items() if name != "ref_inference")]
+    graph = replace(adapted(), calls=tuple(order))
+    plan = plan_of(graph, on("n0:0-1", "megatron", dp=2))
+    assert [instance.role for instance in instances(graph, plan)][:2] == ["ref", "actor"]
+    first, second = in_build_order(graph, plan)[:2]
+    assert (first.engine, second.role, second.engine) == ("vllm", "ref", "megatron")
+
+
+def test_an_offload_of_some_roles_of_a_base_that_vllm_holds_is_refused_in_one_line():
+    """Also of vLLM alone, which on cuda stays."""
+    graph, same = adapted(), on("n0:0-1", "megatron", dp=2)
+    plan = plan_of(graph, same, ref_inference=replace(same, offload="all"))
+    with pytest.raises(InvalidInput) as error:
+        check_plan(plan, graph, CLUSTER.whole)
+    assert str(error.value) == (
+        "plan.calls.ref_inference.offload: got 'all', expected none: actor (vllm) holds its base and cannot be "
+        "offloaded, on n0:0-1"
+    )
+    cpu = ClusterShape("two", 1, 2, 8 * GIB, backend="cpu")
+    plan = plan_of(graph, same, actor_generate=replace(on("n0:0-1", "vllm", dp=2), offload="all"))
+    with pytest.raises(InvalidInput) as error:
+        check_plan(replace(plan, cluster=cpu), graph, cpu.whole)
+    assert str(error.value) == (
+        "plan.calls.actor_generate.offload: got 'all', expected none, or all for each of actor (vllm), ref (megatron), "
+        "critic (megatron), actor (megatron): they share a base, on n0:0-1"
+    )
 
 
 def test_a_plan_says_of_an_offload_of_a_part_of_the_roles_of_a_base_which_these_are():
@@ -131,12 +230,14 @@ def test_savings_move_a_base_with_all_its_roles():
 
 
 def test_an_adapted_role_and_its_base_are_one_copy_in_the_search():
-    """Frozen or trained, with an optimizer in host memory too; vLLM and models apart hold their own."""
+    """Frozen or trained, with an optimizer in host memory too, and in vLLM; models apart hold their own."""
     graph = adapted()
     calls = [graph.call(name) for name in ("ref_inference", "critic_inference", "actor_train_step")]
     assert len({storage_name(graph, call, TWO) for call in calls}) == 1
     train = calls[-1]
     assert storage_name(graph, train, replace(TWO, offload="optimizer")) == storage_name(graph, train, TWO)
-    assert storage_name(graph, train, replace(TWO, offload="all")) == "actor"
-    assert storage_name(graph, graph.call("actor_generate"), on("n0:0-1", "vllm", dp=2)) == "actor"
-    assert {storage_name(apart(graph), call, TWO) for call in calls} == {"ref", "critic", "actor"}
+    assert storage_name(graph, train, replace(TWO, offload="all")) == "actor megatron"
+    assert storage_name(graph, graph.call("actor_generate"), on("n0:0-1", "vllm", tp=2)) == storage_name(
+        graph, train, TWO
+    )
+    assert len({storage_name(apart(graph), call, TWO) for call in calls}) == 3

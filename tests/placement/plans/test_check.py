@@ -328,7 +328,7 @@ def test_vllm_with_an_adapter_stays_on_its_device_on_cuda():
     expected = r"actor_generate.offload: got 'all', expected no offload: no GPU has shown yet"
     with pytest.raises(InvalidInput, match=expected):
         check_plan(asleep, adapted(GRAPH), LEASE)
-    on_cpu = replace(asleep, cluster=replace(CLUSTER, backend="cpu"))
+    on_cpu = placed(replace(asleep, cluster=replace(CLUSTER, backend="cpu")), "actor_generate", dp=2, tp=2)
     assert check_plan(on_cpu, adapted(GRAPH), LEASE) is on_cpu
 
 
