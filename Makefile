@@ -3,7 +3,8 @@
 # make test   lint, types and all tests that fit in minutes;  make test-all adds the long ones
 # make test-gpu  the tests that can run on a GPU, on a GPU
 # make stop   end everything that make demo started
-# make test-python PYTHON=python3.13   the engines, a run and a resume on another Python; not a part of CI
+# make test-python PYTHON=python3.13   the engines, a run and a resume on another Python; not a part of CI. With
+#             CORE=0.19.2 on this release of megatron-core, which needs Python 3.12 or later
 # make pins   the files of pins again, by uv; UPGRADE="numpy ray" for newer versions of these, UPGRADE=all of every package
 # make setup-cuda  an environment for GPUs in .venv-cuda, with the pins of constraints-cuda.txt
 # make docs   the documentation as a site, in build/site; a warning is an error
@@ -43,6 +44,7 @@ $(VENV)/.ready: constraints.txt constraints-docs.txt pyproject.toml
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet torch==2.13.0
 	$(VENV)/bin/pip install --quiet --no-deps --requirement constraints.txt --requirement constraints-docs.txt
+	$(if $(CORE),$(VENV)/bin/pip install --quiet --no-deps megatron-core==$(CORE))
 	$(VENV)/bin/pip install --quiet --no-deps --editable .
 	touch $@
 
@@ -90,7 +92,8 @@ test-gpu:
 
 # python3.12 is taken from Ubuntu 24.04, python3.13 from Debian 13, in a folder of its own, if this machine has none.
 test-python:
-	sh tests/with_python.sh $(PYTHON) $(MAKE) engines-on-python PYTHON=$(PYTHON) VENV=.venv-$(PYTHON)
+	sh tests/with_python.sh $(PYTHON) $(MAKE) engines-on-python PYTHON=$(PYTHON) CORE=$(CORE) \
+		VENV=.venv-$(PYTHON)$(if $(CORE),-core-$(CORE))
 
 .PHONY: engines-on-python
 engines-on-python: setup

@@ -38,6 +38,14 @@ class HeadWidths:
         return " or ".join((", ".join(numbers[:-1]), numbers[-1]))
 
 
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A release of an engine's package that a run accepts, and the packages of others that this release alone needs."""
+
+    version: str
+    libraries: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTraits:
     """Differences between engines that plans, layouts, costs and memory depend on.
@@ -55,6 +63,9 @@ class EngineTraits:
     """The same on cpu alone; only there are ranks forked."""
     cuda_modules: tuple[str, ...] = ()
     """Modules that a build on cuda imports too, some of them after minutes."""
+    package: str = ""
+    """The name for pip of its package, if a run accepts only some of its `releases`."""
+    releases: tuple[Release, ...] = ()
     libraries: tuple[str, ...] = ()
     """Packages of others without which `preloads` cannot be imported, beside those of torch."""
     cuda_libraries: tuple[str, ...] = ()
@@ -192,6 +203,9 @@ _TRAITS: dict[EngineKind, EngineTraits] = {
             "megatron.core.distributed",
             "megatron.core.pipeline_parallel.schedules",
         ),
+        package="megatron-core",
+        # engines/megatron/core_versions.py has their differences. 0.19 imports Triton without requiring it.
+        releases=(Release("0.16.1"), Release("0.19.2", ("triton",))),
         libraries=("numpy", "packaging"),
         micro_batches=True,
         plays=True,

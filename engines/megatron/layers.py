@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from prefect_rlhf.engines.megatron import fused
+from prefect_rlhf.engines.megatron.core_versions import let_go_of_inputs
 from prefect_rlhf.engines.megatron.cpu import kernels as cpu_kernels
 from prefect_rlhf.engines.megatron.key_value_cache import CachedPass
 from prefect_rlhf.engines.megatron.packing import Packing
@@ -74,6 +75,10 @@ class RecomputingLayer(TransformerLayer):  # type: ignore[misc]
     """
 
     recomputes = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        let_go_of_inputs(self)
 
     def forward(self, *args: Any, **options: Any) -> Any:
         """Map [S, B, H] to the same shape, as Megatron's layer does."""

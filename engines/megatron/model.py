@@ -27,6 +27,7 @@ from prefect_rlhf.engines.megatron.adapters.linear import (
     AdaptedRowLinear,
 )
 from prefect_rlhf.engines.megatron.adapters.linear_layers import LINEAR_LAYERS, Fusion, HeldMatrices
+from prefect_rlhf.engines.megatron.core_versions import feed_forward_parts, mark_split, silence_advice
 from prefect_rlhf.engines.megatron.groups import Groups
 from prefect_rlhf.engines.megatron.layers import (
     GatedActivation,
@@ -99,6 +100,7 @@ def build_model(spec: ModelSpec, groups: Groups, on_host: bool = False) -> Trans
     """
     shape, config, strategy = spec.shape, transformer_config(spec, groups, on_host), groups.strategy
     layers = stages(shape.num_layers, strategy.pp)[groups.coordinate.pp]
+    silence_advice()
     model = Transformer(
         config,
         TransformerBlockSubmodules(_layer_specs(spec, layers, strategy.tp, groups.coordinate.tp), RMSNorm),
@@ -204,9 +206,10 @@ def _layer_spec(spec: ModelSpec, rotary: Rotary, window: int | None, tp: int, in
     parts.self_attention.submodules.core_attention = NoCoreAttention
     if shape.qk_norm:
         parts.self_attention.submodules.q_layernorm = parts.self_attention.submodules.k_layernorm = RMSNorm
-    parts.mlp.submodules.activation_func = GatedActivation
+    feed_forward_parts(parts).activation_func = GatedActivation
     if shape.norms_after:
-        parts.self_attention.submodules.linear_proj = parts.mlp.submodules.linear_fc2 = NormedRowParallelLinear
+        parts.self_attention.submodules.linear_proj = NormedRowParallelLinear
+        feed_forward_parts(parts).linear_fc2 = NormedRowParallelLinear
     if spec.adapter is not None:
         _adapt(parts, spec.adapter, shape, tp)
     if spec.base_dtype is not None:
@@ -248,10 +251,10 @@ def clear_padding(model: Transformer, num_rows: int) -> None:
 
 
 def _mark_split_weights(model: Transformer) -> None:
-    """Mark the weights that are split over tp: without initialization Megatron does not, and gradient norms are wrong.
+    """Mark the weights that are split over tp: without marks gradient norms are wrong.
 
-    It always marks the biases, and adapters mark themselves. With sequence parallelism norms of hidden states see a
-    part of the tokens, and Megatron sums their gradients over tp.
+    Megatron always marks the biases, and adapters mark themselves. With sequence parallelism norms of hidden states see
+    a part of the tokens, and Megatron sums their gradients over tp.
     """
     for name, parameter in model.named_parameters():
         if hasattr(parameter, "is_adapter"):
@@ -262,4 +265,4 @@ def _mark_split_weights(model: Transformer) -> None:
         is_linear = "linear" in name and not name.endswith(("bias", "norm.weight"))
         if is_linear or "word_embeddings" in name or "output_layer" in name:
             axis = next((linear.split_axis for linear in LINEAR_LAYERS if linear.name in name), 0)
-            set_tensor_model_parallel_attributes(parameter, True, axis, 1)
+            mark_split(parameter, axis)

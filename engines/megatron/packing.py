@@ -1,18 +1,20 @@
-"""Tokens of many rows concatenated without padding: every layer except attention works on these.
+"""Tokens of many rows concatenated without padding, on which every layer except attention works; and host tensors
+concatenated for a single copy to a device.
 
 Shapes: S tokens of the longest row, B rows, N real tokens and filler. Packed order is by position, then row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from prefect_rlhf.engines.megatron.one_copy import to_device
+ALIGNED = 16  # bytes: a multiple of every format's size
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +99,23 @@ class _Spread(torch.autograd.Function):
         if ctx.packing.filler:
             packed[-ctx.packing.filler :] = 0
         return packed, None
+
+
+def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Copy tensors of any formats and shapes from the host to a device; for CPU they are returned unchanged.
+
+    They travel in a single copy, because each copy waits until the device has done its queued work.
+
+    >>> whole, half = to_device([torch.arange(3), torch.tensor([0.5])], torch.device("cpu"))
+    >>> whole.tolist(), half.tolist()
+    ([0, 1, 2], [0.5])
+    """
+    if device.type == "cpu" or not tensors:
+        return list(tensors)
+    flat = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
+    padded = [F.pad(each, (0, -len(each) % ALIGNED)) for each in flat]
+    parts = torch.split(torch.cat(padded).to(device), [len(each) for each in padded])
+    return [
+        part[: len(each)].view(tensor.dtype).view(tensor.shape)
+        for part, each, tensor in zip(parts, flat, tensors, strict=True)
+    ]

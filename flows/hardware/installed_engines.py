@@ -4,13 +4,15 @@ import ctypes
 import sys
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
+from typing import cast
 
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError
 from prefect_rlhf.errors.install_command import install_command
 from prefect_rlhf.files.engine_builds import check_kind
 from prefect_rlhf.files.installed import installed_version
 from prefect_rlhf.placement.devices.mesh import Backend
-from prefect_rlhf.placement.engine_traits import TRAITS
+from prefect_rlhf.placement.engine_traits import TRAITS, Release
+from prefect_rlhf.placement.plan import EngineKind
 
 ENGINES = ("torch", "megatron", "vllm")
 COMPANIONS = ("torchvision", "torchaudio")  # transformers imports them if they are there; a run on CPU needs neither
@@ -33,7 +35,7 @@ def check_engines(kind: Backend = "cpu") -> None:
     """Raise RlhfError if a run's engine or a library of it is missing, InvalidInput if a build is for another `kind`.
 
     Nothing is imported. vLLM may be missing, since Megatron generates too. Raises InvalidInput, too, for a Python
-    without builds of the engines.
+    without builds of the engines, and for a release of an engine that it was not written for.
     """
     check_python(sys.version_info[:3])
     for name in ("torch", "megatron"):
@@ -71,17 +73,39 @@ def check_python(version: tuple[int, int, int]) -> None:
         raise InvalidInput("Python", ".".join(map(str, version)), right)
 
 
+def installed_release(engine: EngineKind) -> Release | None:
+    """Return the installed release of an engine; None if it is not installed, or if a run accepts every release.
+
+    Raises InvalidInput for a release whose differences are not known: an engine is called by private names too, so it
+    may fail after minutes, or compute another thing.
+    """
+    traits = TRAITS[engine]
+    found = installed_version(traits.package) if traits.releases else None
+    if found is None:
+        return None
+    for release in traits.releases:
+        if release.version == found.partition("+")[0]:
+            return release
+    raise InvalidInput(traits.package, found, " or ".join(release.version for release in traits.releases))
+
+
 def missing_libraries(engine: str, kind: Backend) -> list[str]:
     """Return the packages that an installed engine imports on `kind` and that are missing.
+
+    Raises InvalidInput for a release of the engine that a run does not accept.
 
     >>> missing_libraries("torch", "cpu"), missing_libraries("no-such-engine", "cuda")
     ([], [])
     """
     if not _is_there(engine):
         return []
-    traits = TRAITS.get(engine)  # type: ignore[call-overload]  # torch has none
-    own = () if traits is None else (*traits.libraries, *(traits.cuda_libraries if kind == "cuda" else ()))
-    return [name for name in (OF_TORCH if engine == "torch" else own) if not _is_there(name)]
+    needed: tuple[str, ...] = OF_TORCH if engine == "torch" else ()
+    if engine in TRAITS:
+        known = cast(EngineKind, engine)
+        traits, release = TRAITS[known], installed_release(known)
+        needed = (*traits.libraries, *(release.libraries if release else ()))
+        needed += traits.cuda_libraries if kind == "cuda" else ()
+    return [name for name in needed if not _is_there(name)]
 
 
 def _is_there(name: str) -> bool:

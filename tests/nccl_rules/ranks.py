@@ -3,6 +3,7 @@
 The branches are those of communication only; engines compute as on CPU.
 """
 
+import torch
 from megatron.core.distributed import DistributedDataParallel
 
 from prefect_rlhf.engines.megatron import groups
@@ -15,5 +16,6 @@ from tests.nccl_rules.calls import exempted, open_communicators
 rank.exchange_rows = exempted(rank.exchange_rows)
 groups.open_communicators = open_communicators
 gradient_buffers.GlooGradientBuffers = DistributedDataParallel
+torch.cuda.current_stream = lambda *_: None  # Megatron-core 0.19 asks for it before it sums gradients
 for module in (move_weights, read_peer_memory, profiling_rank):
     module.uses_nccl = lambda tensor: True

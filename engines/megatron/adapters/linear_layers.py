@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from megatron.core.transformer import ModuleSpec
 
+from prefect_rlhf.engines.megatron.core_versions import feed_forward_parts
 from prefect_rlhf.placement.models.families.family import Part
 from prefect_rlhf.placement.models.model import TransformerShape
 
@@ -33,13 +34,16 @@ class LinearLayer:
 
     def in_spec(self, parts: Any) -> Any:
         """Return its class, or what makes it, in the submodules of a layer's spec."""
-        return getattr(getattr(parts, self.owner).submodules, self.name)
+        return getattr(self._owner_parts(parts), self.name)
 
     def put(self, parts: Any, kind: type, options: Mapping[str, Any]) -> None:
         """Let a layer's spec make it of a class with options."""
         # Megatron calls the class of the first by itself, and builds the others from a spec
         made = partial(kind, **options) if self is QUERIES_KEYS_VALUES else ModuleSpec(kind, dict(options))
-        setattr(getattr(parts, self.owner).submodules, self.name, made)
+        setattr(self._owner_parts(parts), self.name, made)
+
+    def _owner_parts(self, parts: Any) -> Any:
+        return feed_forward_parts(parts) if self.owner == "mlp" else parts.self_attention.submodules
 
 
 QUERIES_KEYS_VALUES = LinearLayer(

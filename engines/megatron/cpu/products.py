@@ -98,7 +98,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs_NH: Tensor, weight_FH: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-        ctx.save_for_backward(inputs_NH, weight_FH)
+        ctx.save_for_backward(inputs_NH if ctx.needs_input_grad[1] else None, weight_FH)  # a frozen weight needs none
         ctx.group = group
         return product(inputs_NH, weight_FH.t())
 

@@ -1,6 +1,6 @@
 """Replacements that make Megatron-core run without CUDA; they are not installed if CUDA is available.
 
-Megatron-core 0.16 writes `device="cuda"` and `torch.cuda.current_device()` as literals, and compares tensor type names
+Megatron-core writes `device="cuda"` and `torch.cuda.current_device()` as literals, and compares tensor type names
 with `torch.cuda.FloatTensor`. Each replacement below answers such code.
 """
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.megatron.key_value_cache import Decode, KeyValueCache, Prefill
-from prefect_rlhf.engines.megatron.one_copy import to_device
-from prefect_rlhf.engines.megatron.packing import Packing
+from prefect_rlhf.engines.megatron.packing import Packing, to_device
 from prefect_rlhf.engines.sampling.stop_strings import StopStrings
 from prefect_rlhf.placement.models.engine_constants import PASS_TOKENS
 

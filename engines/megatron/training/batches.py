@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from prefect_rlhf.engines.engine import Sequences
-from prefect_rlhf.engines.megatron.one_copy import to_device
-from prefect_rlhf.engines.megatron.packing import Packing
+from prefect_rlhf.engines.megatron.packing import Packing, to_device
 from prefect_rlhf.errors.errors import InvalidInput
 
 

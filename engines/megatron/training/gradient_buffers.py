@@ -10,6 +10,7 @@ import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from torch import Tensor
 
+from prefect_rlhf.engines.megatron.core_versions import buffer_layout
 from prefect_rlhf.engines.megatron.cpu.gradient_buffers import GlooGradientBuffers
 from prefect_rlhf.engines.megatron.groups import Groups
 from prefect_rlhf.engines.megatron.model import Transformer
@@ -21,7 +22,8 @@ def with_gradient_buffers(model: Transformer, groups: Groups, copies: KeyValueCo
     buffers = DistributedDataParallel if torch.cuda.is_available() else GlooGradientBuffers
     config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
     model.config.finalize_model_grads_func = partial(sum_gradients, copies=copies)
-    return buffers(model.config, config, model, pg_collection=groups.collection)
+    layout = buffer_layout(list(model.parameters()), config, groups.dp.size())
+    return buffers(model.config, config, model, pg_collection=groups.collection, **layout)
 
 
 def sum_gradients(model: list[Any], _: Tensor | None = None, *, copies: KeyValueCopies | None, **options: Any) -> None:

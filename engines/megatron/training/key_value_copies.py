@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from prefect_rlhf.engines.megatron.adapters.linear import AdaptedColumnLinear
+from prefect_rlhf.engines.megatron.core_versions import change_norm_gradients
 from prefect_rlhf.engines.megatron.groups import Groups, group_of_tp_ranks
 from prefect_rlhf.engines.megatron.model import Transformer
 from prefect_rlhf.placement.models.model import TransformerShape
@@ -59,10 +60,9 @@ class KeyValueCopies:
     def count_once(self, optimizer: Any) -> None:
         """Make a Megatron DistributedOptimizer count only the first copy in the gradient's norm."""
         if self.group.rank() > 0:
-            counted = partial(self._counted, optimizer, optimizer.get_main_grads_for_grad_norm)
-            optimizer.get_main_grads_for_grad_norm = counted
+            change_norm_gradients(optimizer, partial(self._counted, optimizer))
 
-    def _counted(self, optimizer: Any, all_gradients: Any) -> list[Tensor]:
+    def _counted(self, optimizer: Any, gradients: list[Tensor]) -> list[Tensor]:
         """Return the gradients of the norm, cut off before keys and values; each is a flat range of a weight's."""
         ends: dict[int, int] = {}
         for tensor, rows in self.copied:
@@ -75,5 +75,4 @@ class KeyValueCopies:
                 start = optimizer._get_model_param_range_map(tensor)["param"].start
                 queries = tensor.numel() // tensor.shape[0] * (tensor.shape[0] - rows)
                 ends[id(main.grad)] = max(0, queries - start)
-        gradients: list[Tensor] = all_gradients()
         return [gradient[: ends.get(id(gradient))] for gradient in gradients]

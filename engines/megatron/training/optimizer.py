@@ -12,6 +12,7 @@ from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
 from torch import Tensor
 
 from prefect_rlhf.engines.engine import Shard, StatePart
+from prefect_rlhf.engines.megatron.core_versions import norm_gradients
 from prefect_rlhf.engines.megatron.cpu import adamw as cpu_adamw
 from prefect_rlhf.engines.megatron.cpu import shim as cpu_shim
 from prefect_rlhf.engines.megatron.groups import Groups, only
@@ -120,7 +121,7 @@ class MainOptimizer:
     def _norm(self) -> float:
         """Return the gradient's norm over all shards and replicas; Megatron's own waits for the device at each."""
         parts = self._chain.chained_optimizers
-        gradients = [gradient for part in parts for gradient in part.get_main_grads_for_grad_norm()]
+        gradients = [gradient for part in parts for gradient in norm_gradients(part)]
         nothing = torch.zeros((), device=next(self._model.parameters()).device)
         norms = torch._foreach_norm(gradients) if gradients else (nothing,)
         norm = self._root_of_sum(torch.linalg.vector_norm(torch.stack(norms)) ** 2)

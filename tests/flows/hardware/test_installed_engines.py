@@ -18,6 +18,7 @@ from prefect_rlhf.flows.hardware.installed_engines import (
     PYTHONS,
     check_engines,
     check_python,
+    installed_release,
     missing_libraries,
 )
 from prefect_rlhf.placement.engine_traits import TRAITS
@@ -30,6 +31,13 @@ SHARED = re.compile(rb"(?<=\0)lib[\w+.-]+\.so(?:\.\d+)*(?=\0)")
 def lacking(monkeypatch, *names):
     is_there = installed_engines._is_there
     monkeypatch.setattr(installed_engines, "_is_there", lambda name: name not in names and is_there(name))
+
+
+def with_core(monkeypatch, version):
+    """Let the package of megatron-core have a version."""
+    of_others = installed_engines.installed_version
+    of_any = lambda name: version if name == "megatron-core" else of_others(name)  # noqa: E731
+    monkeypatch.setattr(installed_engines, "installed_version", of_any)
 
 
 def test_on_gpus_vllm_requires_torchvision_which_its_warm_up_imports(driver, builds, monkeypatch):  # noqa: F811
@@ -45,6 +53,7 @@ def test_on_gpus_vllm_requires_torchvision_which_its_warm_up_imports(driver, bui
 
 
 def test_a_run_on_cpu_requires_no_torchvision_but_the_other_libraries(monkeypatch):
+    with_core(monkeypatch, "0.16.1")  # the newer one imports triton
     lacking(monkeypatch, "torchvision", "triton")
     check_engines("cpu")
     lacking(monkeypatch, "PIL", "zmq")
@@ -96,6 +105,39 @@ def test_a_python_without_builds_of_the_engines_costs_a_line(monkeypatch):
     with pytest.raises(InvalidInput, match="Python: got '3.14.2'"):
         check_engines("cpu")
     assert line in [found.text for found in findings("cpu", 1) if found.is_fault]
+
+
+@pytest.mark.parametrize("release", ["0.17.0", "0.19.3+3f1c", "0.20.0rc1"])
+def test_a_release_of_megatron_core_that_is_not_known_costs_a_line(monkeypatch, release):
+    """Its private names may have changed, so a run would fail after minutes, or train in another way."""
+    with_core(monkeypatch, release)
+    line = f"megatron-core: got '{release}', expected 0.16.1 or 0.19.2"
+    with pytest.raises(InvalidInput) as caught:
+        check_engines("cpu")
+    assert str(caught.value) == line
+    assert line in [found.text for found in findings("cpu", 1) if found.is_fault]
+
+
+def test_both_releases_of_megatron_core_whose_differences_are_known_are_accepted(monkeypatch):
+    """A build of a release may have a name of its own after a plus."""
+    for release in TRAITS["megatron"].releases:
+        for version in (release.version, f"{release.version}+3f1c"):
+            with_core(monkeypatch, version)
+            assert installed_release("megatron") == release
+
+
+def test_a_library_that_only_the_newer_release_imports_is_missed_there(monkeypatch):
+    lacking(monkeypatch, "triton")
+    for version, missing in (("0.16.1", []), ("0.19.2", ["triton"])):
+        with_core(monkeypatch, version)
+        assert missing_libraries("megatron", "cpu") == missing
+
+
+def test_the_pinned_release_of_megatron_core_is_one_that_a_run_accepts():
+    """All files of pins have the first of them."""
+    stated = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]
+    pinned = {line for extra in ("cpu", "cuda") for line in stated[extra] if line.startswith("megatron-core")}
+    assert pinned == {f"megatron-core=={TRAITS['megatron'].releases[0].version}"}
 
 
 def test_python_versions_match_the_package():
@@ -159,7 +201,9 @@ def test_an_engines_libraries_match_its_imports(engine):
     traits = TRAITS[engine]
     shared = [name for name in (*traits.preloads, *traits.cpu_modules) if name.startswith(engine)]
     on_cuda = [*shared, *(name for name in traits.cuda_modules if name.startswith(engine))]
-    assert libraries_of(shared) - {"torch"} == set(traits.libraries)
+    release = installed_release(engine)
+    own = {*traits.libraries, *(release.libraries if release else ())}
+    assert libraries_of(shared) - {"torch"} - (set(OF_TORCH) - own) == own
     assert libraries_of(on_cuda) - libraries_of(shared) == set(traits.cuda_libraries) - {"triton"}
 
 
