@@ -276,15 +276,14 @@ class FollowCommand:
 
 
 class GpuMemory(NamedTuple):
-    """A GPU's memory in bytes: the peak since the rank's last report, and what the driver has free now.
-
-    `allocated_bytes` are torch's tensors, `reserved_bytes` the device memory that torch reserves for them. `used_bytes`
-    is the driver's count, including other processes, contexts, communicators and the driver's graphs.
-    """
+    """A GPU's memory in bytes: the peak since the rank's last report, and what the driver has free now."""
 
     allocated_bytes: int
+    """Torch's tensors."""
     reserved_bytes: int
+    """The device memory that torch reserves for them."""
     used_bytes: int
+    """The driver's count, including other processes, contexts, communicators and the driver's graphs."""
     free_bytes: int
 
 

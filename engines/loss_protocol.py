@@ -44,14 +44,15 @@ class Loss(Protocol):
 class LossTerm:
     """A loss of a train_step: the outputs that it needs from the forward pass, by name, and its weight in the sum.
 
-    The step's loss is the sum over terms of `weight` times the mean. `inputs` are the ports of its columns. `name`
-    distinguishes its metrics from other terms' metrics; it is empty for a single term.
+    The step's loss is the sum over terms of `weight` times the mean.
     """
 
     loss: Loss
     outputs: tuple[str, ...]
     name: str = ""
+    """Tells its metrics from those of other terms; empty for a single term."""
     weight: float = 1.0
     mean_over: MeanOver = "tokens"
     temperature: float = 1.0
     inputs: tuple[Port, ...] = ()
+    """The ports of its columns."""

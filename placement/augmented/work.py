@@ -107,17 +107,17 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """Moves `part` of an instance between device and host memory. `reads` is the version of its weights.
-
-    `stops_devices` means that its devices cannot compute during the move, `copies` that its bytes cross the host link.
-    """
+    """Moves a part of an instance between device and host memory."""
 
     kind: ClassVar[Literal["offload", "reload"]]
     instance: ModelInstance
     part: OffloadPart
     reads: int
+    """The version of its weights."""
     stops_devices: bool
+    """Whether its devices cannot compute during the move."""
     copies: bool = True
+    """Whether its bytes cross the host link."""
 
 
 @dataclass(frozen=True, slots=True)

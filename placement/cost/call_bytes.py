@@ -41,21 +41,20 @@ NUM_COLUMNS = 6  # per response token, in a train_step: old, reference, value, r
 
 @dataclass(frozen=True, slots=True)
 class CallBytes:
-    """Bytes on a device at the call's fullest moment.
-
-    `working` exists only within the forward or backward of a single layer or of the head; `logits` only in the head.
-    `expert_imbalance` is the bytes for tokens that a device's experts may have beyond the mean.
-    """
+    """Bytes on a device at the call's fullest moment."""
 
     weights: int = 0
     gradients: int = 0
     optimizer: int = 0
     activations: int = 0
     working: int = 0
+    """Exists only within the forward or backward of a single layer or of the head."""
     logits: int = 0
+    """Exist only in the head."""
     kv_cache: int = 0
     rows: int = 0
     expert_imbalance: int = 0
+    """For tokens that a device's experts may have beyond the mean."""
 
     @property
     def static(self) -> int:

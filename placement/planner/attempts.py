@@ -41,11 +41,7 @@ CLOSE = 0.03  # of the bound: a plan that is no further above it is as good as k
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """The plans to search, and the budget, which is divided over the attempts.
-
-    `space_of` gives the space of plans for a question with other constants. Presets must have the `words`. A simpler
-    answer may be slower than the fastest plan by a share of its time, its `simplicity`.
-    """
+    """The plans to search, and the budget, which is divided over the attempts."""
 
     question: Question
     space: PlanSpace
@@ -53,8 +49,11 @@ class SearchRequest:
     method: Method
     progress: Callable[[Progress], None] | None
     space_of: Callable[[Question], PlanSpace]
+    """Gives the space of plans for a question with other constants."""
     words: Words = field(default_factory=dict)
+    """What presets must have."""
     simplicity: float = NEARLY
+    """The share of the fastest plan's time by which a simpler answer may be slower."""
 
     def search(
         self, problem: PlanProblem, share: float, progress: Callable[[Progress], None] | None = None

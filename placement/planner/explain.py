@@ -30,20 +30,19 @@ class OtherPlacement:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The call's `seconds` in an iteration, and the `slack_seconds` by which it could take longer at no cost.
-
-    `too_large` is a placement that would be faster but does not fit. `runner_up` is the best other placement that fits,
-    or None.
-    """
+    """A call's time in an iteration, and what would be faster."""
 
     call: str
     placement: Placement
     seconds: float
     slack_seconds: float
+    """How much longer the call could take at no cost."""
     iteration_seconds: float
     device_bytes: int
     too_large: OtherPlacement | None
+    """A placement that would be faster but does not fit."""
     runner_up: OtherPlacement | None
+    """The best other placement that fits, or None."""
 
     def why(self) -> str:
         """Say which constraint binds the call."""

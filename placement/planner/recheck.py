@@ -25,16 +25,14 @@ LARGER_CACHES = (CACHE_STEP**4, CACHE_STEP**3, CACHE_STEP**2, CACHE_STEP)  # tri
 
 @dataclass(frozen=True, slots=True)
 class Recheck:
-    """The corrected constants, and the step time that they predict for a run's plan.
-
-    `better` is a plan that is faster by at least the least gain, or None. `best_seconds` is the time of the best plan
-    found, or of the run's plan if no search was made.
-    """
+    """The corrected constants, and the step time that they predict for a run's plan."""
 
     fitted: FittedConstants
     seconds: float
     best_seconds: float
+    """The time of the best plan found, or of the run's plan if no search was made."""
     better: ExecutionPlan | None = None
+    """A plan that is faster by at least the least gain, or None."""
 
     @property
     def gain(self) -> float:

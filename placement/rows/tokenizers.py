@@ -15,17 +15,16 @@ from prefect_rlhf.placement.rows.token_writers import TOKEN_KEYS
 
 @dataclass(frozen=True)
 class Tokenizers:
-    """Tokenizer folders by role, and the roles that may have written the token ids of each dataset and call.
-
-    `alike` names, for a role that writes, the first role with a tokenizer that gives every id the same text. `speaks`
-    is the role that reads datasets. `templates` are chat templates that replace the folders'.
-    """
+    """Tokenizer folders by role, and the roles that may have written the token ids of each dataset and call."""
 
     speaks: str
+    """The role that reads datasets."""
     folders: Mapping[str, str] = field(hash=False)
     writers: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     alike: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """For a role that writes, the first role with a tokenizer that gives every id the same text."""
     templates: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Chat templates that replace the folders'."""
 
     def of_rows(self, source: str) -> str | InvalidInput | None:
         """Return the folder of the tokenizer that wrote a dataset's or a call's token ids; None if it has no such ids.

@@ -23,17 +23,15 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class CallSpeed:
-    """A call in an iteration of a long run: its seconds, and its share of the iteration.
-
-    `tokens_per_second` counts the tokens of prompts and responses, in every epoch; it is None for a computation.
-    `utilisation` is the MFU, from 0 to 1; None for a computation, and for devices without a peak by a datasheet (CPU).
-    """
+    """A call in an iteration of a long run: its seconds, and its share of the iteration."""
 
     call: str
     seconds: float
     share: float
     tokens_per_second: float | None = None
+    """Of prompts and responses, in every epoch; None for a computation."""
     utilisation: float | None = None
+    """The MFU, from 0 to 1; None for a computation, and for devices without a peak by a datasheet (CPU)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from prefect_rlhf.tasks.data.template_checks import (
     DEFAULT_TOOLS_COLUMN,
     check_tools,
     check_variables,
+    dated,
     template_variables,
     unknown_marks,
     unshown,
@@ -130,8 +131,8 @@ class DatasetSource:
         return (template_remark(self.name, self.loaded, variables=self.variables),)
 
     def warnings(self) -> tuple[str, ...]:
-        """Return log lines about what the tokens do not show: tools, calls, and marks that are no tokens."""
-        return (*unknown_marks(self), *unshown(self))
+        """Return log lines about what the tokens do not show: tools, calls, marks that are no tokens, and dates."""
+        return (*unknown_marks(self), *dated(self), *unshown(self))
 
     @property
     def variables(self) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from prefect_rlhf.tasks.data.messages import ignores_calls
 DEFAULT_TOOLS_COLUMN = "tools"
 ANOTHER_TEMPLATE = "set the model's chat_template, as in actor.chat_template: tools.jinja (prefect-rlhf init writes it)"
 """The remedy for a folder without a template, or with one that ignores tools."""
+CLOCK, STRIKE = "strftime_now", "\u23f0"  # a template's function for the time, and what stands for it in a check
 MARK = re.compile(r"<\|\w+\|>")  # of a turn's begin or end, in most templates
 RESERVED = (
     *("messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"),
@@ -105,6 +106,31 @@ def unknown_marks(source: Templated) -> tuple[str, ...]:
         return ()
     writes = f"{template_name(tokenizer)} writes {' and '.join(marks)}"
     return (f"{source.name}: {writes}, no tokens of {source.tokenizer}: is it the template of another model?",)
+
+
+def dated(source: Templated) -> tuple[str, ...]:
+    """Return a line about a template that writes today's date, as that of Llama 3.2, and how to fix the date.
+
+    Its tokens change at midnight, so a run and its resume would not read the same prompts.
+    """
+    if not source.goes_through_template or CLOCK not in (text := template_source(source.loaded)):
+        return ()
+    variables = template_variables(source.chat_template_kwargs, None)
+    if not _shows_time(source.loaded, variables):
+        return ()
+    names = dict.fromkeys(re.findall(r"(\w+) is (?:not )?defined", text))
+    fixed = next((name for name in names if not _shows_time(source.loaded, {**variables, name: "1 Jan 2026"})), None)
+    remedy = f"{source.name}.chat_template_kwargs: {{{fixed}: 1 Jan 2026}}" if fixed else "another chat_template"
+    changes = "so its tokens change at midnight, also in a resumed run"
+    return (f"{source.name}: {template_name(source.loaded)} writes today's date, {changes}; {remedy} fixes it",)
+
+
+def _shows_time(tokenizer: Any, variables: Mapping[str, Any]) -> bool:
+    """Whether a chat shows the time, which the template gets by a function of Transformers."""
+    try:
+        return STRIKE in written(tokenizer, [ASKED], variables={**variables, CLOCK: lambda _: STRIKE})
+    except Exception:  # noqa: BLE001  it refuses this chat; the rows' own chats are rendered later
+        return False
 
 
 def unshown(source: Templated) -> tuple[str, ...]:

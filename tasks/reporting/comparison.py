@@ -16,17 +16,16 @@ ORCHESTRATION = "orchestration of a task run"
 
 @dataclass(frozen=True, slots=True)
 class NodeComparison:
-    """A node of every step, or the whole step.
-
-    `measured_seconds` is its slowest rank's working time, as a median over steps. `wall_seconds` is the median time it
-    held its devices, including orchestration. `predicted_seconds` is None if no source of times covers the node.
-    """
+    """A node of every step, or the whole step."""
 
     subject: str
     num_runs: int
     predicted_seconds: float | None
+    """None if no source of times covers the node."""
     measured_seconds: float
+    """Its slowest rank's working time, as a median over steps."""
     wall_seconds: float
+    """The median time it held its devices, including orchestration."""
 
     @property
     def ratio(self) -> float | None:

@@ -35,19 +35,19 @@ Changes = Callable[[Mapping[str, Any], Mapping[str, Any]], Iterator[tuple[str, A
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run's record. `command` starts it again with `parameters.yaml`; None for an algorithm defined in a notebook.
-
-    `began` is a time in UTC. `why` is the reason for a failure or a stop, in one line.
-    """
+    """A run's record."""
 
     algorithm: str
     command: str | None
+    """Starts it again with `parameters.yaml`; None for an algorithm defined in a notebook."""
     version: str
     commit: str | None
     steps: int
     began: str
+    """A time in UTC."""
     state: State = "running"
     why: str | None = None
+    """The reason for a failure or a stop, in one line."""
 
     @classmethod
     def read(cls, run_dir: Path) -> "RunRecord":

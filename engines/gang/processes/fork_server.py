@@ -27,21 +27,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ForkServerSettings:
-    """The file descriptors that the fork server inherits, its folder, and the modules that forked ranks find imported.
-
-    `pipes[r]` are the pipes of the r-th rank, one per resource of its device. `listener` is the socket of the world's
-    store, on the node of rank 0 only. `held` is the lock on `folder`. The fork server removes `folder` after the end of
-    the last rank.
-    """
+    """The descriptors that the fork server inherits, its folder, and the modules that forked ranks find imported."""
 
     method: StartMethod
     lifeline: int
     deaths: int
     listener: int | None
+    """The socket of the world's store, on the node of rank 0 only."""
     pipes: tuple[tuple[int, ...], ...]
+    """Those of each rank, one per resource of its device."""
     preload: tuple[str, ...]
     folder: str
+    """The fork server removes it after the end of the last rank."""
     held: int
+    """The lock on `folder`."""
 
     def command(self) -> list[str]:
         return [sys.executable, "-P", "-m", __spec__.name, json.dumps(asdict(self))]

@@ -22,18 +22,17 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnd:
-    """The token that ends an answer, and its source.
-
-    `closing` is the text that a chat template writes between the end of an answer's words and this token; empty if it
-    writes no such token. `written` is the end that the template writes: another token than `token` if a setting
-    overrides it, and None if it writes no end.
-    """
+    """The token that ends an answer, and its source."""
 
     token: int | None  # None: the tokenizer has no end
     text: str
     source: str
     closing: str = ""
+    """The text that a chat template writes between the end of an answer's words and this token; empty if it writes no
+    such token."""
     written: int | None = None
+    """The end that the template writes: another token than `token` if a setting overrides it, and None if it writes no
+    end."""
     is_set: bool = False  # by a setting
 
     def __str__(self) -> str:

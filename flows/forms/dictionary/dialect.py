@@ -30,18 +30,17 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dialect:
-    """A trainer of a library. `defaults` has all its options.
-
-    `refused` lists options without a counterpart; they are fine at their default. `without_effect` lists options that
-    need no counterpart. The keys of both may be patterns such as `trainer.*`.
-    """
+    """A trainer of a library."""
 
     library: Library
     trainer: str
     defaults: Mapping[str, Any]
+    """All its options."""
     rules: tuple[Rule, ...]
     refused: Mapping[str, Refusal]
+    """Options without a counterpart, which are fine at their default. A key may be a pattern such as `trainer.*`."""
     without_effect: Mapping[str, str]
+    """Options that need no counterpart; a key may be a pattern too."""
     flow: str
     needs: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     own: frozenset[str] = frozenset()

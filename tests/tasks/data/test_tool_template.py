@@ -137,6 +137,30 @@ def test_a_template_of_marks_that_the_tokenizer_lacks_is_a_warning(tmp_path):
     assert not any("another model" in line for line in source.warnings())
 
 
+DATED = (
+    "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{{ date_string }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("begin", "remedy"),
+    [
+        (DATED, "chats.chat_template_kwargs: {date_string: 1 Jan 2026} fixes it"),
+        ("{{ strftime_now('%d %b %Y') }}", "another chat_template fixes it"),
+    ],
+)
+def test_a_template_that_writes_todays_date_is_a_warning(folder, tmp_path, begin, remedy):
+    """A run that passes midnight, or is resumed on another day, would read other prompts."""
+    rows = rows_of(tmp_path, [ASKED, GOOD])
+    source = ChatDataset("chats", rows, folder, split_column=None, template=begin + OF_SMOLLM2, tools_column=None)
+    (line,) = (line for line in source.warnings() if "date" in line)
+    changes = "so its tokens change at midnight, also in a resumed run"
+    assert line == f"chats: the setting chat_template writes today's date, {changes}; {remedy}"
+    fixed = replace(source, chat_template_kwargs={"date_string": "26 Jul 2024"})
+    assert any("date" in line for line in fixed.warnings()) == (begin != DATED)
+    assert not any("date" in line for line in replace(source, template=OF_SMOLLM2).warnings())
+
+
 def test_chats_with_a_column_of_tools_are_refused_with_the_remedy(folder, tmp_path):
     source = ChatDataset("chats", rows_of(tmp_path, [ASKED, GOOD]), folder, split_column=None)
     says = "chats.tools_column: got 'tools', expected null, or a .* ignores them: set the model's chat_template, as in"
