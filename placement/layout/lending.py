@@ -1,4 +1,4 @@
-"""Which tensors of frozen weights have equal bytes in two engines, so that one may compute from the other's."""
+"""Which tensors of frozen weights have equal bytes in two engines, so that both can compute from the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prefect_rlhf.placement.models.weights import Parameter, Weights
 from prefect_rlhf.placement.plan import EngineKind
 
 LENT_PARTS = ("trunk", "lm_head")
-"""The parts of a model that one engine lends to another."""
+"""The parts of a model that an engine lends to another."""
 Unlike = Literal["heads", "vocabulary"]
 """Tensors that two engines may hold differently: queries, keys and values; the embedding and the output matrix."""
 
@@ -20,9 +20,9 @@ Unlike = Literal["heads", "vocabulary"]
 def unlike(model: ModelSpec, engine: EngineKind, other: EngineKind, tp: int) -> frozenset[Unlike]:
     """Return the tensors with other bytes in another engine; all others are equal on each of tp devices.
 
-    One engine sorts the rows of queries, keys and values by groups of heads, the other by kind. With a single
-    key-value head on a device, both are the same. If engines pad the vocabulary to different sizes, tp cuts it at
-    different tokens.
+    An engine sorts the rows of queries, keys and values by groups of heads or by kind. With a single key-value head on
+    a device, both orders are the same. If engines pad the vocabulary to different sizes, tp cuts it at different
+    tokens.
     """
     found: set[Unlike] = set()
     if TRAITS[engine].groups_heads != TRAITS[other].groups_heads and model.shape.num_kv_heads > tp:

@@ -234,11 +234,11 @@ def _check_bases(plan: ExecutionPlan, graph: DataflowGraph) -> None:
     for alike in one_base(graph, plan):
         away = [instance for instance in alike if plan[users[instance][0].name].offload == "all"]
         if away and len(away) < len(alike):
-            roles = [model.role for model in graph.models if any(each.role == model.role for each in alike)]
-            right, first = f"none, or all for each of {', '.join(roles)}: they share a base", alike[0]
+            first = alike[0]
+            names = [model.role for model in graph.models if any(each.role == model.role for each in alike)]
             if any(each.engine != first.engine for each in alike):  # the first lends it to another engine
-                names = ", ".join(f"{each.role} ({each.engine})" for each in alike)
-                right = f"none, or all for each of {names}: they share a base"
-                if _has_not_slept(first.engine, graph.model(first.role), plan.cluster.backend):
-                    right = f"none: {first.role} ({first.engine}) holds its base and cannot be offloaded"
+                names = [f"{each.role} ({each.engine})" for each in alike]
+            right = f"none, or all for each of {', '.join(names)}: they share a base"
+            if _has_not_slept(first.engine, graph.model(first.role), plan.cluster.backend):
+                right = f"no offload: its base is in the memory of {names[0]}, which cannot leave"
             raise InvalidInput(_field(users[away[0]][0].name, "offload"), "all", f"{right}, on {first.mesh.name}")

@@ -1,6 +1,7 @@
 """What a rank does in tests with an actor with an adapter and a reference, whose base vLLM and Megatron hold once."""
 
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 
 import adapter_cases
@@ -33,6 +34,11 @@ class Found:
     made: list[object]
     digests: list[dict[str, int]]
     device_bytes: int
+
+
+def load_vllm(rank: int) -> None:
+    """Import vLLM, which takes a rank as long as all else."""
+    import_module("prefect_rlhf.engines.vllm.engine")
 
 
 def planned(case: Case) -> tuple[DataflowGraph, ExecutionPlan]:

@@ -59,6 +59,13 @@ def test_both_engines_make_the_bits_that_each_makes_alone(tmp_path, family, dtyp
     assert shared.device_bytes < apart.device_bytes
 
 
+@pytest.fixture(scope="module")
+def two(world):
+    """Ranks that have vLLM, so that no build waits for its import."""
+    world.run((0, 1), one_base.load_vllm)
+    return world
+
+
 LAYOUTS = {"tp2": {"ranks": (0, 1), "tp": 2}, "dp2": {"ranks": (0, 1), "dp": 2}}
 MODELS = {
     "a head on a rank": {"kv_heads": 2, "vocab": 512},
@@ -72,24 +79,24 @@ MODELS = {
     ("layout", "model"),
     combinations(LAYOUTS, MODELS, briefly=[("tp2", "a head on a rank"), ("tp2", "another cut of the vocabulary")]),
 )
-def test_every_rank_holds_a_base_once(world, tmp_path, layout, model):
+def test_every_rank_holds_a_base_once(two, tmp_path, layout, model):
     """With a key-value head on a rank, queries, keys and values too. A vocabulary that is cut elsewhere is not lent."""
     case = Case(cases.make_folder(tmp_path / "model", layers=3, **MODELS[model]), **LAYOUTS[layout])
     shared, apart = (
-        world.run(case.ranks, one_base.run, case, together, tmp_path / str(together)) for together in (True, False)
+        two.run(case.ranks, one_base.run, case, together, tmp_path / str(together)) for together in (True, False)
     )
     check(case, shared)
     assert [(one.made, one.digests) for one in shared] == [(one.made, one.digests) for one in apart]
 
 
 @pytest.mark.parametrize("layout", first(1, LAYOUTS))
-def test_a_resumed_base_is_held_once(world, tmp_path, layout):
+def test_a_resumed_base_is_held_once(two, tmp_path, layout):
     """The checkpoint has the adapter alone."""
     case = Case(cases.make_folder(tmp_path / "model", layers=3), **LAYOUTS[layout])
-    world.run(case.ranks, one_base.run, case, True, tmp_path / "stored")
+    two.run(case.ranks, one_base.run, case, True, tmp_path / "stored")
     assert {path.name for path in (tmp_path / "stored").iterdir()} == {"actor.adapter"}
     shared, apart = (
-        world.run(case.ranks, one_base.run, case, together, tmp_path, tmp_path / "stored") for together in (True, False)
+        two.run(case.ranks, one_base.run, case, together, tmp_path, tmp_path / "stored") for together in (True, False)
     )
     check(case, shared)
     assert [(one.made, one.digests) for one in shared] == [(one.made, one.digests) for one in apart]

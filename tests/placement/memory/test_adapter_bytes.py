@@ -177,8 +177,8 @@ def test_an_offload_of_some_roles_of_a_base_that_vllm_holds_is_refused_in_one_li
     with pytest.raises(InvalidInput) as error:
         check_plan(plan, graph, CLUSTER.whole)
     assert str(error.value) == (
-        "plan.calls.ref_inference.offload: got 'all', expected none: actor (vllm) holds its base and cannot be "
-        "offloaded, on n0:0-1"
+        "plan.calls.ref_inference.offload: got 'all', expected no offload: its base is in the memory of actor "
+        "(vllm), which cannot leave, on n0:0-1"
     )
     cpu = ClusterShape("two", 1, 2, 8 * GIB, backend="cpu")
     plan = plan_of(graph, same, actor_generate=replace(on("n0:0-1", "vllm", dp=2), offload="all"))
