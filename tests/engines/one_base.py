@@ -73,7 +73,7 @@ def build(rank: int, case: Case, together: bool = True, stored: Path | None = No
             case.ranks,
             engine_layout(model, instance.engine, instance.strategy, case.ranks),
             max_sequence_length=128,
-            max_rows=8,
+            max_rows=8 // case.dp,
             weights=tuple(own for own in graph.weights(instance.role) if own.part in held),
             shared=shared.get(instance, {}),
             restore=Restore(stored, STEPS) if stored and trains else None,
