@@ -22,6 +22,8 @@ pytestmark = pytest.mark.slow
 SOME = AdapterSpec(3, 6.0, ("k_proj", "up_proj"), rslora=True)
 """Two layers without an adapter, which have four bits too."""
 FAMILIES = tuple(family_cases.OPTIONS)
+BITS_CLOSE = 2 * CLOSE
+"""With tp 4 a gradient is off by 1.13e-5 of the largest value on a processor without AVX-512, in float32."""
 
 
 def folder_of(path, kind):
@@ -59,7 +61,7 @@ def test_outputs_and_gradients_are_those_of_peft_on_the_dequantised_base(world, 
     """Of A, B and a scalar head. With tp 4, ranks hold the same key-value head."""
     head = "scalar" if kind == "scalar" else "lm"
     case = Case(folders[kind], head=head, adapter=adapter, base_dtype="nf4", **SPLITS[split])
-    assert_outputs_and_gradients(world, case, quantized_oracle(case))
+    assert_outputs_and_gradients(world, case, quantized_oracle(case), BITS_CLOSE)
 
 
 @pytest.mark.parametrize(
@@ -109,4 +111,4 @@ def test_every_family_computes_from_four_bits(world, tmp_path, name):
     """Families with norms after a layer, biases, query norms or windows."""
     folder = family_cases.make_family(tmp_path, name, kv_heads=2)
     case = Case(folder, adapter=ADAPTER, base_dtype="nf4", **SPLITS["pp2"])
-    assert_outputs_and_gradients(world, case, quantized_oracle(case))
+    assert_outputs_and_gradients(world, case, quantized_oracle(case), BITS_CLOSE)

@@ -40,7 +40,7 @@ def transformers_model(folder, head="lm"):
     return kind.from_pretrained(folder, dtype=torch.float32)
 
 
-def assert_outputs_and_gradients(world, case, model=None):
+def assert_outputs_and_gradients(world, case, model=None, close=CLOSE):
     """Outputs of the response tokens, each gradient and the norm of all, against a transformers model."""
     model, rows = model or transformers_model(case.folder, case.head), cases.make_rows(8)
     trained = adapter_cases.oracle(model, case.adapter)
@@ -49,7 +49,7 @@ def assert_outputs_and_gradients(world, case, model=None):
     made = [found[place] for place in last_stage(case)]
     width = expected.shape[1]
     made = np.concatenate([np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in made])
-    assert_close(made, expected.detach().numpy(), "outputs")
+    assert_close(made, expected.detach().numpy(), "outputs", close)
     values = cases.loss(expected, rows[1]).values
     ((values * rows[1]["mask"]).sum() / rows[1]["mask"].sum()).backward()
     case = replace(case, optimizer=family_cases.GRADIENT)
@@ -62,13 +62,13 @@ def assert_outputs_and_gradients(world, case, model=None):
         if name in trained:
             assert float(trained[name].grad.abs().max()) > 1e-4 * largest, name
             told = family_cases.gradients(values, after[name])
-            assert np.abs(told - trained[name].grad.numpy()).max() <= CLOSE * max(1, largest), name
+            assert np.abs(told - trained[name].grad.numpy()).max() <= close * max(1, largest), name
         else:
             assert np.array_equal(values, after[name]), f"{name} is frozen"
 
 
-def assert_close(found, expected, what):
-    assert np.abs(found - expected).max() <= CLOSE * max(1, np.abs(expected).max()), what
+def assert_close(found, expected, what, close=CLOSE):
+    assert np.abs(found - expected).max() <= close * max(1, np.abs(expected).max()), what
 
 
 @pytest.mark.parametrize(
