@@ -162,7 +162,8 @@ class Problem:
     `nodes` are in a topological order of the edges of lag 0: a run's order, which its locks follow, or a file's order.
     Ties go to the earlier node. A plan is timed over `iterations`; at most `in_flight` of them run at once. `between`
     lists, for a call and a visitor that must not run at the same time, the calls that may visit after the visitor and
-    before the call's next run; without an entry any call may.
+    before the call's next run; without an entry any call may. If two calls' visits, or a call and a visit, must not run
+    at the same time, the first call of a pair of `visits_after` precedes the second, so many iterations earlier.
 
     `device_bytes[d]` is the memory of device d of the line. A mesh class is a set of meshes (indices into `meshes`)
     with the same size and the same costs for every option. With equal nodes each size is a class; with two kinds of
@@ -178,6 +179,7 @@ class Problem:
     iterations: int
     in_flight: int = 4
     between: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    visits_after: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_problem(self)

@@ -40,7 +40,7 @@ from prefect_rlhf.placement.planner.space.candidates import (
 )
 from prefect_rlhf.placement.planner.space.feed_nodes import nodes_before, surely_fed
 from prefect_rlhf.placement.planner.space.least_moves import least_move_seconds
-from prefect_rlhf.placement.planner.space.visits import visits_between
+from prefect_rlhf.placement.planner.space.visits import visits_after, visits_between
 from prefect_rlhf.placement.planner.space.weight_copies import (
     FORBIDDEN,
     readers_of,
@@ -227,6 +227,7 @@ def plan_problem(
     )
     if len(nodes) > MAX_NODES:  # a bound holds without computations, too
         nodes = tuple(node for node in nodes if not isinstance(node, ComputeNode))
+    edges = list(_edges(graph, {node.name for node in nodes}))
     problem = Problem(
         name=graph.name,
         device_bytes=tuple(
@@ -236,10 +237,11 @@ def plan_problem(
         meshes=space.intervals,
         mesh_classes=space.classes if classes is None else classes,
         nodes=nodes,
-        edges=tuple(_with_later_runs(_edges(graph, {node.name for node in nodes}), set(behind))),
+        edges=tuple(_with_later_runs(edges, set(behind))),
         iterations=ITERATIONS,
         in_flight=STEPS_IN_FLIGHT,
-        between=visits_between(graph, candidates, list(_edges(graph, {node.name for node in nodes}))),
+        between=visits_between(graph, candidates, edges),
+        visits_after=visits_after(graph, candidates, edges, behind),
     )
     return PlanProblem(problem, candidates)
 
