@@ -212,7 +212,7 @@ def plan_problem(
     """Return the problem of the context's graph; `classes` of meshes replace those of its space.
 
     With `copies`, the second half of a second reader's options uses the first reader's copy. With `computations`, each
-    computation that a call waits for is a node.
+    computation that a call waits for is a node, and visits keep their order: both lead a search to slower plans.
     """
     graph, space = context.graph, context.space
     reserve = 0
@@ -240,8 +240,8 @@ def plan_problem(
         edges=tuple(_with_later_runs(edges, set(behind))),
         iterations=ITERATIONS,
         in_flight=STEPS_IN_FLIGHT,
-        between=visits_between(graph, candidates, edges),
-        visits_after=visits_after(graph, candidates, edges, behind),
+        between=visits_between(graph, candidates, edges, any_reader=not computations),
+        visits_after=visits_after(graph, candidates, edges, behind) if computations else {},
     )
     return PlanProblem(problem, candidates)
 

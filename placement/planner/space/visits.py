@@ -13,7 +13,7 @@ from prefect_rlhf.placement.search.problem import Edge
 
 
 def visits_between(
-    graph: DataflowGraph, calls: Collection[str], edges: Iterable[Edge]
+    graph: DataflowGraph, calls: Collection[str], edges: Iterable[Edge], any_reader: bool = False
 ) -> dict[tuple[str, str], frozenset[str]]:
     """Return, for a call and a visitor, the calls with models that may keep the two apart; left out if any call may.
 
@@ -22,14 +22,17 @@ def visits_between(
     model that both i and c wait for in their step came before both. It comes again in the next step. Neither c nor i
     waits for that step, except for the reallocations that a train_step lets pass (`trained_behind`), and for visits
     before these. So it keeps c and i apart only if it is such a reallocation's reader, or if it begins a step. With
-    older weights a call may wait for calls of a later step, so all may.
+    older weights a call may wait for calls of a later step, so all may. With `any_reader` each first call, and each
+    reader of trained weights, may keep any two apart.
     """
     if graph.staleness > 0:
         return {}
     before = _before(calls, edges)
     priorities = CallPriorities.of(graph)
     begins = {name for name in calls if priorities.levels[name] == 0}
-    passing: dict[str, set[str]] = {name: set() for name in calls}
+    trained = {call.role for call in graph if call.kind == "train_step"}
+    readers = {name for name in calls if graph.call(name).role in trained and graph.call(name).kind != "train_step"}
+    passing: dict[str, set[str]] = {name: begins | readers if any_reader else set() for name in calls}
     for first, second in trained_behind(graph, priorities):
         passing[second.name] |= begins | {name for name in calls if graph.call(name).role == first.role}
     return {
