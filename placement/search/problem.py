@@ -180,6 +180,9 @@ class Problem:
     between: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
     """For a call and a visitor that must not run at the same time, the calls that may visit after the visitor and
     before the call's next run; without an entry any call may."""
+    visits_after: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """If two calls' visits, or a call and a visit, must not run at the same time: by how many iterations the first call
+    of a pair is earlier than the second, which it precedes."""
 
     def __post_init__(self) -> None:
         check_problem(self)

@@ -40,7 +40,7 @@ from prefect_rlhf.placement.planner.space.candidates import (
 )
 from prefect_rlhf.placement.planner.space.feed_nodes import nodes_before, surely_fed
 from prefect_rlhf.placement.planner.space.least_moves import least_move_seconds
-from prefect_rlhf.placement.planner.space.visits import visits_between
+from prefect_rlhf.placement.planner.space.visits import visits_after, visits_between
 from prefect_rlhf.placement.planner.space.weight_copies import (
     FORBIDDEN,
     readers_of,
@@ -212,7 +212,7 @@ def plan_problem(
     """Return the problem of the context's graph; `classes` of meshes replace those of its space.
 
     With `copies`, the second half of a second reader's options uses the first reader's copy. With `computations`, each
-    computation that a call waits for is a node.
+    computation that a call waits for is a node, and visits keep their order: both lead a search to slower plans.
     """
     graph, space = context.graph, context.space
     reserve = 0
@@ -227,6 +227,7 @@ def plan_problem(
     )
     if len(nodes) > MAX_NODES:  # a bound holds without computations, too
         nodes = tuple(node for node in nodes if not isinstance(node, ComputeNode))
+    edges = list(_edges(graph, {node.name for node in nodes}))
     problem = Problem(
         name=graph.name,
         device_bytes=tuple(
@@ -236,10 +237,11 @@ def plan_problem(
         meshes=space.intervals,
         mesh_classes=space.classes if classes is None else classes,
         nodes=nodes,
-        edges=tuple(_with_later_runs(_edges(graph, {node.name for node in nodes}), set(behind))),
+        edges=tuple(_with_later_runs(edges, set(behind))),
         iterations=ITERATIONS,
         in_flight=STEPS_IN_FLIGHT,
-        between=visits_between(graph, candidates, list(_edges(graph, {node.name for node in nodes}))),
+        between=visits_between(graph, candidates, edges, any_reader=not computations),
+        visits_after=visits_after(graph, candidates, edges, behind) if computations else {},
     )
     return PlanProblem(problem, candidates)
 

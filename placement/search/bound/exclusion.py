@@ -67,6 +67,7 @@ def fill_conflicts(t: Tables, us: Ints, overlap: Ints, crowd: Crowd, by_resource
             conflict[lowest(members)] |= alone
             members &= members - 1
     exclude_crowded(t, crowd.beside, conflict)
+    exclude_in_order(t, overlap, crowd, conflict)
 
 
 @inner
@@ -88,6 +89,41 @@ def exclude_crowded(t: Tables, crowded: Ints, conflict: Ints) -> None:
             while members:
                 conflict[lowest(members)] |= 1 << t.node_of[call]
                 members &= members - 1
+
+
+@inner
+def exclude_in_order(t: Tables, overlap: Ints, crowd: Crowd, conflict: Ints) -> None:
+    """Let the moves over the host link keep the order of their calls (`visits_after`).
+
+    *Proof.* Let the visits of calls x and y exclude each other on a common device, x's first. So all of the visit with
+    this run of x lies before the visit with this run of y. Hence x's offload and y's reload run between x and y, and
+    never at the same time as a node that always runs before x or behind y. A reallocation to y's copy needs that copy
+    on its devices, so x's offload also precedes it if it waits for x. If only x, or only y, must not run during the
+    other's visit, the same holds for the reload, or the offload, of that visit.
+    """
+    for first in range(t.num_calls):
+        for second in range(t.num_calls):
+            apart = overlap[first] & crowd.apart[first] & 1 << second != 0
+            if apart or crowd.beside[first] >> second & 1:
+                reload = t.visit_nodes[second] & (1 << t.node_of[second]) - 1
+                exclude_all(reload, t.around[0, first, second], conflict)
+            if apart or crowd.beside[second] >> first & 1:
+                offload = t.visit_nodes[first] & ~((2 << t.node_of[first]) - 1)
+                beyond = t.around[1, first, second] if apart else 0
+                exclude_all(offload, t.around[0, first, second] | beyond, conflict)
+
+
+@inner
+def exclude_all(nodes: int, others: int, conflict: Ints) -> None:
+    """Let each of some nodes exclude each of others, but not itself."""
+    while nodes:
+        node = lowest(nodes)
+        nodes &= nodes - 1
+        conflict[node] |= others
+        remaining = others
+        while remaining:
+            conflict[lowest(remaining)] |= 1 << node
+            remaining &= remaining - 1
 
 
 @inner

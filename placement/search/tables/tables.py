@@ -30,6 +30,7 @@ from prefect_rlhf.placement.search.tables.dependencies import (
     Direct,
     anchors_of,
     direct_dependencies,
+    lags_with_own,
     least_lags,
     loops,
 )
@@ -112,6 +113,7 @@ class Tables(Record):
     anchor_cycle: Ints  # [A]: the anchor and all between it and its next run that must wait for it
     cycle_ordered: Ints  # [A, V]: nodes of the cycle that are ordered against it
     loops: Ints  # [loops, 2]: nodes and iterations of each, see `loops`
+    around: Ints  # [2, C, C]: of a call and a later one, or the moves to it, the nodes that never run between
 
 
 def build_tables(problem: Problem, rule: type[Rule]) -> Tables:
@@ -143,6 +145,7 @@ def _build_tables(problem: Problem, rule: type[Rule]) -> Tables:
         between=_between(problem, calls),
         **_edge_arrays(problem),
         **_order_arrays(direct, problem.iterations),
+        around=_around(problem, calls, direct),
     )
 
 
@@ -346,6 +349,25 @@ def _order_arrays(direct: Direct, iterations: int) -> Mapping[str, Ints]:
                                 for cycle in cycles]),
         "loops": loops(direct, counted),
     }  # fmt: skip
+
+
+def _around(problem: Problem, calls: dict[str, int], direct: Direct) -> Ints:
+    """For each pair of `visits_after` the nodes that never run between the first call and the second, or its move.
+
+    Some run of such a node ends before the first call, and its next run starts behind the second.
+    """
+    lags = lags_with_own(direct)
+    position = {node.name: index for index, node in enumerate(problem.nodes)}
+    sets = np.zeros((2, len(calls), len(calls)), dtype=np.int64)
+    for (first, second), lag in problem.visits_after.items():
+        before, behind = lags[:, position[first]], lags[position[second]]
+        sets[0, calls[first], calls[second]] = word((before + lag + behind <= 1).tolist())
+        for move in problem.nodes:
+            if isinstance(move, PairNode) and move.second == second:
+                place = position[move.name]
+                never = before + lags[position[first], place] + lags[place] <= 1
+                sets[1, calls[first], calls[second]] |= word(never.tolist())
+    return sets
 
 
 def _cycle(lags: Ints, anchor: int) -> dict[int, int]:
