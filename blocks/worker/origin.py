@@ -36,7 +36,7 @@ class Origin:
     lock: str = ""
     """The device and inode of the run's lock file; they can be compared within one boot only."""
     attempt: str = ""
-    """A random word in that file and in the message of the Pending state that the worker set."""
+    """A random word. The worker writes it to that file, and to the message of the Pending state."""
 
     @classmethod
     def leave(cls, lock: FileLock) -> Self:

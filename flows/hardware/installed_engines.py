@@ -76,8 +76,8 @@ def check_python(version: tuple[int, int, int]) -> None:
 def installed_release(engine: EngineKind) -> Release | None:
     """Return the installed release of an engine; None if it is not installed, or if a run accepts every release.
 
-    Raises InvalidInput for a release whose differences are not known: an engine is called by private names too, so it
-    may fail after minutes, or compute another thing.
+    Raises InvalidInput for a release that we have not compared: we call engines by private names too, so another
+    release may fail after minutes, or train differently.
     """
     traits = TRAITS[engine]
     found = installed_version(traits.package) if traits.releases else None

@@ -62,7 +62,7 @@ class Demand:
     """For each host (a node of the cluster), how many of its devices work at once on average; the node's undisturbed
     time includes them."""
     share: float
-    """The part of the node's seconds in which they work; the rest is the controller's."""
+    """The fraction of the node's time that they work; the controller takes the rest."""
     slow_down: SlowDown | None = None
     """None if the effect of other work is unknown."""
 

@@ -62,7 +62,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class FittedConstants:
-    """The correction of a question's constants, and how well it explains the measured seconds."""
+    """How to correct a question's constants, and how well that explains the measured times."""
 
     correction: Correction
     """If measured seconds confirm the constants, no factor differs from 1."""

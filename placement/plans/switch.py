@@ -39,7 +39,7 @@ def moving_roles(graph: DataflowGraph, plan: ExecutionPlan, other: ExecutionPlan
 
 
 def _as_used(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, object]:
-    """Return, for each instance, all that its engine is built for, in the order of their builds."""
+    """Return what each instance's engine is built for, in build order."""
 
     def use(call: Call) -> object:
         placement = plan[call.name]

@@ -49,8 +49,9 @@ class TaskRunSpan(NodeOutcome):
     """In Unix seconds by the controller's clock, as `end`."""
     end: float
     reads: int | None = None
-    """A weight version that the ranks verified, as `writes`."""
+    """The weight version that it reads, as the ranks verified it."""
     writes: int | None = None
+    """The weight version that it writes, verified too."""
     predicted_seconds: float | None = None
     """Set if the plan was estimated."""
     depends_on: tuple[str, ...] = ()

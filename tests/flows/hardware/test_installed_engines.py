@@ -109,7 +109,7 @@ def test_a_python_without_builds_of_the_engines_costs_a_line(monkeypatch):
 
 @pytest.mark.parametrize("release", ["0.17.0", "0.19.3+3f1c", "0.20.0rc1"])
 def test_a_release_of_megatron_core_that_is_not_known_costs_a_line(monkeypatch, release):
-    """Its private names may have changed, so a run would fail after minutes, or train in another way."""
+    """We call it by private names too, so another release may fail after minutes, or train differently."""
     with_core(monkeypatch, release)
     line = f"megatron-core: got '{release}', expected 0.16.1 or 0.19.2"
     with pytest.raises(InvalidInput) as caught:
