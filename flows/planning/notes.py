@@ -13,7 +13,7 @@ from prefect_rlhf.placement.cost.datasheets.hardware import NO_BFLOAT16
 from prefect_rlhf.placement.cost.paged_cache import in_flight
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.layout.sharing import shared_weights, sharers
+from prefect_rlhf.placement.layout.sharing import borrowers, sharers
 from prefect_rlhf.placement.memory.certificate import NEARLY_FULL
 from prefect_rlhf.placement.memory.processes import host_needs
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
@@ -62,13 +62,13 @@ def of_calls(question: Question, plan: ExecutionPlan) -> Iterator[str]:
 
 def bases(graph: DataflowGraph, plan: ExecutionPlan) -> Iterator[str]:
     """Yield a line for each copy of frozen weights that several models or engines use."""
-    shared = shared_weights(graph, plan)
+    lenders = borrowers(graph, plan)
     for holder, roles in sharers(graph, plan).items():
-        users = (user.engine for user, held in shared.items() if holder in held.values())
-        engines, where = dict.fromkeys((holder.engine, *users)), f"once, on {holder.mesh.name} ({holder.strategy})"
-        if len(engines) > 1:
-            yield f"{' and '.join(engines)} hold the base of {', '.join(roles)} {where}"
-        elif all(other.engine == holder.engine for other in shared.get(holder, {}).values()):
+        others = dict.fromkeys(user.engine for user, lender in lenders.items() if lender == holder)
+        where = f"once, on {holder.mesh.name} ({holder.strategy})"
+        if others:
+            yield f"{' and '.join((holder.engine, *others))} hold the base of {', '.join(roles)} {where}"
+        elif holder not in lenders:
             yield f"{', '.join(roles)} hold their base {where}"
 
 

@@ -50,10 +50,15 @@ def sharers(graph: DataflowGraph, plan: ExecutionPlan) -> Mapping[ModelInstance,
     }
 
 
+def borrowers(graph: DataflowGraph, plan: ExecutionPlan) -> Mapping[ModelInstance, ModelInstance]:
+    """Return, for each instance that uses the weights of another engine's instance, that instance."""
+    shared = shared_weights(graph, plan)
+    return {user: holder for user, held in shared.items() for holder in held.values() if holder.engine != user.engine}
+
+
 def in_build_order(graph: DataflowGraph, plan: ExecutionPlan) -> tuple[ModelInstance, ...]:
     """Return the plan's instances, those first whose weights an instance of another engine uses."""
-    shared = shared_weights(graph, plan)
-    lenders = {holder for user, held in shared.items() for holder in held.values() if holder.engine != user.engine}
+    lenders = set(borrowers(graph, plan).values())
     return tuple(sorted(instances(graph, plan), key=lambda instance: instance not in lenders))
 
 

@@ -25,7 +25,7 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import Backend, ClusterShape, Device, DeviceMesh, lanes
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.layout.sharing import shared_weights, sharers
+from prefect_rlhf.placement.layout.sharing import borrowers, shared_weights, sharers
 from prefect_rlhf.placement.memory.alike import Spread, classes
 from prefect_rlhf.placement.memory.building import Building
 from prefect_rlhf.placement.memory.bytes import base_bytes, byte_size
@@ -236,9 +236,8 @@ def _kept(augmented: AugmentedGraph, max_length: int, backend: Backend) -> dict[
 def _bases(graph: DataflowGraph, plan: ExecutionPlan) -> Mapping[ModelInstance, str]:
     """Name the weights that each instance holds for others, too; or the rest of a base that another engine holds."""
     found = {holder: f"base of {', '.join(roles)}" for holder, roles in sharers(graph, plan).items()}
-    for instance, held in shared_weights(graph, plan).items():
-        if any(holder.engine != instance.engine for holder in held.values()):
-            found[instance] = f"rest of the {found.get(instance, f'base of {instance.role}')}"
+    for instance in borrowers(graph, plan):
+        found[instance] = f"rest of the {found.get(instance, f'base of {instance.role}')}"
     return found
 
 

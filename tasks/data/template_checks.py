@@ -95,13 +95,8 @@ def unknown_marks(source: Templated) -> tuple[str, ...]:
     """
     if not source.goes_through_template:
         return ()
-    tokenizer = source.loaded
-    try:
-        text = written(tokenizer, [ASKED], add_generation_prompt=True)
-    except Exception:  # noqa: BLE001  it refuses this chat; the rows' own chats are rendered later
-        return ()
-    vocabulary = tokenizer.get_vocab()
-    marks = [mark for mark in dict.fromkeys(MARK.findall(text)) if mark not in vocabulary]
+    tokenizer, vocabulary = source.loaded, source.loaded.get_vocab()
+    marks = [mark for mark in dict.fromkeys(MARK.findall(_asked(tokenizer))) if mark not in vocabulary]
     if not marks:
         return ()
     writes = f"{template_name(tokenizer)} writes {' and '.join(marks)}"
@@ -127,10 +122,15 @@ def dated(source: Templated) -> tuple[str, ...]:
 
 def _shows_time(tokenizer: Any, variables: Mapping[str, Any]) -> bool:
     """Whether a chat shows the time, which the template gets by a function of Transformers."""
+    return STRIKE in _asked(tokenizer, {**variables, CLOCK: lambda _: STRIKE})
+
+
+def _asked(tokenizer: Any, variables: Mapping[str, Any] | None = None) -> str:
+    """Return a chat of one question as the template writes it for an answer; empty if the template refuses it."""
     try:
-        return STRIKE in written(tokenizer, [ASKED], variables={**variables, CLOCK: lambda _: STRIKE})
-    except Exception:  # noqa: BLE001  it refuses this chat; the rows' own chats are rendered later
-        return False
+        return written(tokenizer, [ASKED], variables=variables, add_generation_prompt=True)
+    except Exception:  # noqa: BLE001  an author's program may raise anything; the rows' own chats are rendered later
+        return ""
 
 
 def unshown(source: Templated) -> tuple[str, ...]:

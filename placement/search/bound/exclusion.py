@@ -83,12 +83,8 @@ def exclude_crowded(t: Tables, crowded: Ints, conflict: Ints) -> None:
     for call in range(t.num_calls):
         others = crowded[call]
         while others:
-            members = t.visit_nodes[lowest(others)]
+            exclude_all(1 << t.node_of[call], t.visit_nodes[lowest(others)], conflict)
             others &= others - 1
-            conflict[t.node_of[call]] |= members
-            while members:
-                conflict[lowest(members)] |= 1 << t.node_of[call]
-                members &= members - 1
 
 
 @inner

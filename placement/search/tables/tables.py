@@ -356,9 +356,11 @@ def _around(problem: Problem, calls: dict[str, int], direct: Direct) -> Ints:
 
     Some run of such a node ends before the first call, and its next run starts behind the second.
     """
+    sets = np.zeros((2, len(calls), len(calls)), dtype=np.int64)
+    if not problem.visits_after:  # as in every problem that is searched for plans
+        return sets
     lags = lags_with_own(direct)
     position = {node.name: index for index, node in enumerate(problem.nodes)}
-    sets = np.zeros((2, len(calls), len(calls)), dtype=np.int64)
     for (first, second), lag in problem.visits_after.items():
         before, behind = lags[:, position[first]], lags[position[second]]
         sets[0, calls[first], calls[second]] = word((before + lag + behind <= 1).tolist())
