@@ -16,8 +16,9 @@ PORT ?= 4200
 MODEL ?= smollm2
 VENV := .venv
 CUDA_VENV := .venv-cuda
-# Python may keep what it compiled: else each of hundreds of processes would compile the package again.
-RUN := PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 $(VENV)/bin
+# Python may keep what it compiled: else each of hundreds of processes would compile the package again. A test that calls
+# make is no part of this make, so it gets none of its flags.
+RUN := MAKEFLAGS= PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 $(VENV)/bin
 
 # Three files of tests at a time, in the order of tests/conftest.py: a third of a test is waiting, as for a server or a poll.
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder

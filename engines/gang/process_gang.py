@@ -21,7 +21,7 @@ from prefect_rlhf.placement.augmented.resources import Resource
 _log = logging.getLogger(__name__)
 
 PIPE_SECONDS = 30  # a rank that has not read a message after this long is stopped
-RECORD_SECONDS = 5.0  # for hung ranks to write what they wait for
+RECORD_SECONDS = 30.0  # to write what ranks wait for: torch looks up its symbols first, for 3 s of a free core
 IMPORTING, JOINING = "importing the engines", "joining the world"
 """The phases of a start. Each may take the `start_seconds` of the settings."""
 FAILURE_GRACE_SECONDS = 5.0  # time for the other ranks to fail or finish after a rank has failed
