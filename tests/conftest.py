@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, settings
 
 from prefect_rlhf.engines.gang.processes.preload import never_collected
 from prefect_rlhf.errors.errors import InvalidInput
-from tests.cases import examples
-from tests.device import CHOSEN, check_choice
-from tests.own_server import own_server, runs_go_to
+from tests.support.cases import examples
+from tests.support.device import CHOSEN, check_choice
+from tests.support.own_server import own_server, runs_go_to
 
 # Machines that run the tests are shared and slow at times; how long an example takes is no promise of ours.
 settings.register_profile(
@@ -98,7 +98,7 @@ def pytest_ignore_collect(collection_path, config):
 def pretended_gpu():
     """Let all tests of a file see the pretend GPU, if RLHF_TEST_DEVICE says so."""
     if CHOSEN == "pretend":
-        from tests.pretend_gpu import pretend_gpu
+        from tests.support.pretend_gpu import pretend_gpu
 
         with pretend_gpu():
             yield

@@ -22,10 +22,10 @@ from benchmarks.demo.ratings import prepare_ratings
 from benchmarks.demo.server import DemoServer
 from prefect_rlhf.blocks.lease_book import Holder, LeaseBook, LeasedMesh
 from prefect_rlhf.placement.devices.mesh import ClusterShape
-from tests.migrated_database import put_database
-from tests.plan_matrix import plan
-from tests.runs import plan_file, read_lines, rollouts
-from tests.tiny import make_model, make_pairs, make_prompts
+from tests.support.migrated_database import put_database
+from tests.support.plan_matrix import plan
+from tests.support.runs import plan_file, read_lines, rollouts
+from tests.support.tiny import make_model, make_pairs, make_prompts
 
 PROJECT = Path(__file__).parents[1]
 CACHE = PROJECT / ".rlhf"  # model and data come out of packages once, as in the demo

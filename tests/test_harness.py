@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prefect_rlhf import run
 from prefect_rlhf.flows.algorithm.evaluation.flow import evaluate
-from tests.runs import environment
+from tests.support.runs import environment
+from tests.support.tiny import make_model
 from tests.tasks.data.stored import json_lines
 from tests.tasks.small_tokenizer import WORDS
-from tests.tiny import make_model
 
 pytestmark = [pytest.mark.all, pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 TOKENS = 5

@@ -6,10 +6,10 @@ import pytest
 
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.tasks.running.journal import read_spans
-from tests import plan_matrix
-from tests.plan_matrix import FOUR_RANKS, ONE, STEPS, grpo_plan, plan
-from tests.ray_nodes import joined, ray_nodes, why_not
-from tests.runs import Result, end, leased, plan_file
+from tests.support import plan_matrix
+from tests.support.plan_matrix import FOUR_RANKS, ONE, STEPS, grpo_plan, plan
+from tests.support.ray_nodes import joined, ray_nodes, why_not
+from tests.support.runs import Result, end, leased, plan_file
 from tests.test_plan_invariance import assert_equal
 
 TWO_BY_TWO = (

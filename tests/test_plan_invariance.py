@@ -13,11 +13,19 @@ from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import ClusterShape
-from tests import plan_matrix
-from tests.nccl_rules import nccl_rules
-from tests.plan_matrix import ALONE, CASES, ONE, REAL_EXAMPLE, SPLIT_ACTOR, TAKING_TURNS, TWO_RANKS, made_once
-from tests.runs import first_differences, loss_difference, num_devices, plan_file, prepared, weight_difference, whole
-from tests.strategies import GIB
+from tests.support import plan_matrix
+from tests.support.nccl_rules import nccl_rules
+from tests.support.plan_matrix import ALONE, CASES, ONE, REAL_EXAMPLE, SPLIT_ACTOR, TAKING_TURNS, TWO_RANKS, made_once
+from tests.support.runs import (
+    first_differences,
+    loss_difference,
+    num_devices,
+    plan_file,
+    prepared,
+    weight_difference,
+    whole,
+)
+from tests.support.strategies import GIB
 
 TOLERANCE = 1e-5
 NEAR_TIE = 1e-4

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.runs import environment
-from tests.tiny import ppo_parameters
+from tests.support.runs import environment
+from tests.support.tiny import ppo_parameters
 
 pytestmark = [pytest.mark.slow, pytest.mark.all, pytest.mark.usefixtures("prefect")]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import secrets_functions, secrets_tree
-from tests.secrets_functions import NAMES
+from tests.support import secrets_functions, secrets_tree
+from tests.support.secrets_functions import NAMES
+from tests.support.tiny import make_model
 from tests.tasks.data.stored import json_lines
-from tests.tiny import make_model
 
 pytestmark = pytest.mark.slow
 NOBODY = (

@@ -16,8 +16,8 @@ from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from tests.flows.test_plan_switches import children
 from tests.flows.test_resume import descendants
-from tests.plan_matrix import CASES
-from tests.runs import environment
+from tests.support.plan_matrix import CASES
+from tests.support.runs import environment
 from tests.test_plan_invariance import assert_equal
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
@@ -49,9 +49,8 @@ def test_killed_and_resumed_it_keeps_the_same_rows(tmp_path):
     longer = grpo.parameters(tmp_path) | {"steps": 4, "checkpoint_every": 1}
     whole = grpo.run(longer, "replicas")
     given = longer | {"output_dir": str(tmp_path / "killed")}
-    line = (
-        "import json, sys; from tests.plan_matrix import CASES; CASES['grpo'].end(json.loads(sys.argv[1]), 'replicas')"
-    )
+    ends = "CASES['grpo'].end(json.loads(sys.argv[1]), 'replicas')"
+    line = f"import json, sys; from tests.support.plan_matrix import CASES; {ends}"
     words = [sys.executable, "-c", line, json.dumps(given)]
     process = subprocess.Popen(words, env=environment(), cwd=Path(__file__).parents[1])
     deadline = time.monotonic() + 240

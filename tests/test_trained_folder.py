@@ -15,7 +15,7 @@ import torch
 
 from prefect_rlhf.engines.files.huggingface import read_model_spec, write_folder
 from prefect_rlhf.placement.models.weights import parameters
-from tests.tiny import make_model
+from tests.support.tiny import make_model
 
 PAGE = Path(__file__).parents[1] / "docs" / "use_the_model.md"
 DEADLINE_SECONDS = 500

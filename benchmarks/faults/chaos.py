@@ -35,8 +35,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.faults.chaos_site import ChaosSite
 from tests.blocks.prefect_site import everything_up
-from tests.ray_nodes import ray_nodes
-from tests.small_disk import small_disk
+from tests.support.ray_nodes import ray_nodes
+from tests.support.small_disk import small_disk
 
 TIMES = ("seconds", "orchestration_share", "fingerprint_share")  # metrics that no two runs have in common
 LIMIT_SECONDS = 300.0  # for a harmed run to end

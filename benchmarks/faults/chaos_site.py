@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests import plan_matrix, ray_nodes
 from tests.blocks.prefect_site import FINAL, PrefectSite
-from tests.plan_matrix import plan
-from tests.ray_nodes import RayNodes
-from tests.runs import plan_file
+from tests.support import plan_matrix, ray_nodes
+from tests.support.plan_matrix import plan
+from tests.support.ray_nodes import RayNodes
+from tests.support.runs import plan_file
 
 PLAN = plan("0-1 dp2 engine=megatron", "0", "1", "0-1 dp2", "0-1 dp2", "0-1 dp2 micro_batches=2")
 OPEN = ("PENDING", "RUNNING", "CANCELLING", "PAUSED", "SCHEDULED")

@@ -23,9 +23,9 @@ import psutil
 
 from prefect_rlhf.flows.commands import cli
 from prefect_rlhf.tasks.running.journal import MODEL_FUNCTION_CALLS, read_spans
-from tests.plan_matrix import plan
-from tests.runs import plan_file
-from tests.tiny import ppo_parameters
+from tests.support.plan_matrix import plan
+from tests.support.runs import plan_file
+from tests.support.tiny import ppo_parameters
 
 CALLS_PER_STEP = 6  # of PPO
 SAMPLE_SECONDS = 0.5

@@ -38,4 +38,4 @@ ALL_GPUS: tuple[Step, ...] = (*STEPS_OF_NCCL, *STEPS_OF_RUNS)
 def preload() -> None:
     """Import everything that steps on the pretend GPU need, before they are forked."""
     import tests.engines.megatron_cases
-    import tests.pretend_gpu  # noqa: F401
+    import tests.support.pretend_gpu  # noqa: F401

@@ -57,7 +57,7 @@ def run_of_grpo(machine: Machine, actor: Mapping[str, Any] | None = None) -> Fou
 
 def killed_and_resumed(machine: Machine) -> Found:
     """A run that is killed with all its processes after two steps, and its resume, against the run without a kill."""
-    from tests.runs import Result, loss_difference, weight_difference
+    from tests.support.runs import Result, loss_difference, weight_difference
 
     ways = {name: machine.folder / name for name in ("whole", "killed")}
     for folder in ways.values():
@@ -98,7 +98,7 @@ def any_flow_on_a_pool(machine: Machine) -> Found:
 
 def write_parameters(folder: Path, actor: Mapping[str, Any], **more: Any) -> None:
     """Write the parameters of a run, with its model, prompts and reward."""
-    from tests.tiny import make_model, make_prompts
+    from tests.support.tiny import make_model, make_prompts
 
     prompts = make_prompts(folder / "prompts.parquet")
     (folder / "rewards.py").write_text(REWARD)

@@ -32,8 +32,8 @@ def run_of_ppo(machine: Machine, name: str) -> Found:
 
     from prefect_rlhf.blocks.cluster import Cluster
     from prefect_rlhf.flows.ppo import ppo
-    from tests import plan_matrix
-    from tests.runs import Result, completed, loss_difference, plan_file, weight_difference
+    from tests.support import plan_matrix
+    from tests.support.runs import Result, completed, loss_difference, plan_file, weight_difference
 
     one_device = {ONE: plan_matrix.ONE, TURNS: plan_matrix.TAKING_TURNS}
     plans = {**one_device, "tp4 again": plan_matrix.FOUR_RANKS["tp4"], "two engines": two_engines()}
@@ -59,7 +59,7 @@ def run_of_ppo(machine: Machine, name: str) -> Found:
 
 def two_engines() -> dict[str, str]:
     """Return a plan in which a rank generates with an engine of tp2, and evaluates with another of tp4."""
-    from tests.plan_matrix import FOUR_RANKS
+    from tests.support.plan_matrix import FOUR_RANKS
 
     return {**FOUR_RANKS["dp2 tp2, micro-batches"], "actor_evaluation": "0-3 tp4 engine=vllm"}
 
@@ -94,7 +94,7 @@ def graph_bytes(machine: Machine) -> Found:
 def profile(machine: Machine) -> Found:
     """The profile of two GPUs, which times NCCL's collectives and decoding."""
     model = machine.folder / "model"
-    from tests.tiny import make_model
+    from tests.support.tiny import make_model
 
     make_model(model, layers=4, hidden=512, heads=8)
     devices = str(min(2, machine.num_gpus))

@@ -34,7 +34,7 @@ class Machine:
         """Return a context in which torch has a GPU; with the pretend GPU it yields its counters."""
         if not self.pretend:
             return nullcontext()
-        from tests.pretend_gpu import pretend_gpu
+        from tests.support.pretend_gpu import pretend_gpu
 
         return pretend_gpu()
 

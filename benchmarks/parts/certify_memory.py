@@ -29,9 +29,9 @@ from prefect.testing.utilities import prefect_test_harness
 
 from benchmarks.planner.prepared_ppo import prepared_ppo
 from prefect_rlhf.placement.memory.certificate import Certificate
-from tests import plan_matrix
-from tests.plan_matrix import FOUR_RANKS
-from tests.runs import Compact, leased, plan_file
+from tests.support import plan_matrix
+from tests.support.plan_matrix import FOUR_RANKS
+from tests.support.runs import Compact, leased, plan_file
 from tests.tasks.small_tokenizer import save_letter_tokenizer
 
 TOLERANCE = 1.15

@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.tasks.running.journal import TaskRunSpan, read_spans
-from tests.runs import leased
+from tests.support.runs import leased
 from tests.tasks.small_tokenizer import WORDS, save_small_tokenizer
 
 

@@ -35,12 +35,12 @@ from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import BEHIND, MODEL_FUNCTION_CALLS, covered_seconds
 from prefect_rlhf.tasks.running.training_run import TrainingRun
-from tests import plan_matrix
-from tests.own_server import own_server
-from tests.plan_matrix import plan
-from tests.ray_nodes import joined, ray_nodes
-from tests.runs import plan_file
-from tests.tiny import make_model, make_prompts
+from tests.support import plan_matrix
+from tests.support.own_server import own_server
+from tests.support.plan_matrix import plan
+from tests.support.ray_nodes import joined, ray_nodes
+from tests.support.runs import plan_file
+from tests.support.tiny import make_model, make_prompts
 
 EMPTY_CALLS, STEPS, DEVICES_PER_NODE = 200, 4, 8
 LAYERS, HEADS = 32, 32

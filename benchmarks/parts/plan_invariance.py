@@ -18,9 +18,9 @@ from typing import Any
 
 from prefect.testing.utilities import prefect_test_harness
 
-from tests import plan_matrix
-from tests.plan_matrix import FOUR_RANKS, ONE, REAL_EXAMPLE
-from tests.runs import Compact, first_differences, loss_difference, weight_difference
+from tests.support import plan_matrix
+from tests.support.plan_matrix import FOUR_RANKS, ONE, REAL_EXAMPLE
+from tests.support.runs import Compact, first_differences, loss_difference, weight_difference
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ from prefect_rlhf.placement.layout.alignment import overlapping_order
 from prefect_rlhf.placement.layout.layout import layout_of
 from prefect_rlhf.placement.models.weights import num_parameters
 from prefect_rlhf.placement.plan import EngineKind, ModelInstance
-from tests.layouts import num_lacking
+from tests.support.layouts import num_lacking
 
 NUM_RANKS = 8
 ONE_NODE, TWO_NODES, FOUR_NODES = (DeviceMesh(0, nodes, 0, NUM_RANKS // nodes) for nodes in (1, 2, 4))

@@ -45,7 +45,7 @@ from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.tasks.reporting.comparison import step_ends
 from prefect_rlhf.tasks.running.journal import read_spans
-from tests.runs import leased
+from tests.support.runs import leased
 
 ALGORITHMS: Mapping[str, AlgorithmFlow] = {"ppo": ppo, "grpo": grpo}
 DEPLOYMENTS = Path(__file__).resolve().parents[2] / "prefect.yaml"

@@ -42,9 +42,9 @@ from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.tasks.model_shape import model_shape
 from prefect_rlhf.tasks.reporting.comparison import step_ends
 from prefect_rlhf.tasks.running.journal import TaskRunSpan, read_spans
-from tests.plan_matrix import plan
-from tests.runs import Compact, leased, plan_file
-from tests.tiny import make_model, make_prompts
+from tests.support.plan_matrix import plan
+from tests.support.runs import Compact, leased, plan_file
+from tests.support.tiny import make_model, make_prompts
 
 HELD_OUT = 8
 DIFFERENT = 1.1  # plans whose measured seconds differ by less have no order

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ray_nodes import why_not
+from tests.support.ray_nodes import why_not
 
 ROOT = Path(__file__).resolve().parents[2]
 OVER_NODES = pytest.mark.skipif(bool(why_not()), reason=why_not())

@@ -13,9 +13,9 @@ from benchmarks.planner.closed_problem import load_closed_problem, read_closed_p
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.rules.ready_first import ReadyFirst
-from tests.cases import combinations
 from tests.placement.search.clusters import closed_file, greedy_safe_ppo, safe_ppo
 from tests.placement.search.plain_closed import Closed, read
+from tests.support.cases import combinations
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "placement" / "data"

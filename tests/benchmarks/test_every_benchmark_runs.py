@@ -16,7 +16,7 @@ from benchmarks.beside_trl.play_work import PlayWork
 from benchmarks.beside_trl.ppo_work import PPOWork
 from benchmarks.beside_trl.step_sides import python_path, trl_folder
 from benchmarks.planner import referee, regret
-from tests.tiny import make_model, make_pairs, make_prompts
+from tests.support.tiny import make_model, make_pairs, make_prompts
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "placement" / "data"

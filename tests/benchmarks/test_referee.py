@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from benchmarks.planner.referee import judge, questions
-from tests.cases import first
+from tests.support.cases import first
 
 LINES = questions()
 ADAPTED = [line for line in LINES if ".adapter." in line]

@@ -17,7 +17,7 @@ from prefect_rlhf.placement.models.weights import num_parameters
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.plans.check import check_plan
-from tests.strategies import SMALL, model, ppo
+from tests.support.strategies import SMALL, model, ppo
 
 LENGTHS = Workload.fixed(256, 256)
 A100S = sizes_of(Hardware(DATASHEETS["a100-80"], 8, NETWORKS["infiniband-200"]), 2)

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.migrated_database import put_database
+from tests.support.migrated_database import put_database
 
 PREFECT = Path(sys.executable).with_name("prefect")
 DEPLOYMENTS: dict[str, dict[str, Any]] = {

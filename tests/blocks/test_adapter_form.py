@@ -6,7 +6,7 @@ from prefect_rlhf.blocks.adapter import NOT_OFFERED, Adapter
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.models.adapter import AdapterSpec
-from tests.strategies import GEMMA3, MIXTURE, QWEN3, SMALL
+from tests.support.strategies import GEMMA3, MIXTURE, QWEN3, SMALL
 
 EVERY = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

@@ -17,7 +17,7 @@ from prefect_rlhf.placement.graph import DataflowGraph, Dataset
 from prefect_rlhf.placement.layout.layout import engine_layout, held_parts
 from prefect_rlhf.placement.layout.sharing import in_build_order, shared_weights
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, trained_instance
-from tests.strategies import GIB, ROLLOUT, call, on
+from tests.support.strategies import GIB, ROLLOUT, call, on
 
 WORK = Workload.fixed(64, 64)
 STEPS = 2

@@ -23,12 +23,12 @@ from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.plan import ModelInstance
-from tests.by_device import instance_holdings
-from tests.cases import combinations, first
 from tests.engines.megatron.test_saved_bytes import DEEP, LENGTH, ROWS, SHALLOW, counted_bytes, saved_bytes
 from tests.engines.test_allocated_bytes import GLOO_THREADS, assert_close_above, predicted
 from tests.engines.test_holdings import predicted as predicted_holdings
-from tests.strategies import call
+from tests.support.by_device import instance_holdings
+from tests.support.cases import combinations, first
+from tests.support.strategies import call
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 EVERY, FEW = AdapterSpec(8, 16.0, ALL), AdapterSpec(4, 8.0, ("q_proj", "v_proj"))

@@ -16,7 +16,7 @@ from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.devices.strategy import Strategy
-from tests.cases import combinations, first
+from tests.support.cases import combinations, first
 
 FLAGS = set(Path("/proc/cpuinfo").read_text().split())
 BFLOAT16 = pytest.param(

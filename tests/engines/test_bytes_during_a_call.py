@@ -10,7 +10,7 @@ from megatron_cases import OPTIMIZER, Case
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm_cases import build_command, make_folder
 
-from tests.cases import first
+from tests.support.cases import first
 
 DTYPES = ["float32", "bfloat16"]
 SHORT = [prompt for prompt in PROMPTS if len(prompt) <= 64]

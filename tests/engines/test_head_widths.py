@@ -21,7 +21,7 @@ from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.engine_traits import TRAITS, refused_heads
 from prefect_rlhf.placement.models.engine_constants import CACHE_BLOCK
 from prefect_rlhf.placement.plan import ModelInstance
-from tests.layouts import vllm_layout
+from tests.support.layouts import vllm_layout
 
 pytestmark = pytest.mark.slow
 SEEDS = range(3)

@@ -10,8 +10,8 @@ from megatron_cases import OPTIMIZER, Case
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.vllm.engine import VllmEngine
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
-from tests.by_device import instance_holdings
-from tests.strategies import call
+from tests.support.by_device import instance_holdings
+from tests.support.strategies import call
 
 TOLERANCE = 1.001
 

@@ -13,12 +13,12 @@ from prefect_rlhf.engines.process_groups import name_groups_by_members
 from prefect_rlhf.engines.weights import move_weights
 from prefect_rlhf.engines.weights.send_receive import send_receive
 from prefect_rlhf.errors.errors import RankFailed
-from tests.nccl_rules.rules import SECONDS, BrokenRule
+from tests.support.nccl_rules.rules import SECONDS, BrokenRule
 
 pytestmark = pytest.mark.slow
-CALLS = "tests.nccl_rules.calls"
+CALLS = "tests.support.nccl_rules.calls"
 BUFFERS = "prefect_rlhf.engines.megatron.cpu.gradient_buffers"
-OLD_START = "tests.nccl_rules.old_start"
+OLD_START = "tests.support.nccl_rules.old_start"
 
 
 class Caller:

@@ -29,9 +29,9 @@ from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.plan_file import parse_plan
 from prefect_rlhf.placement.row_set import RowSet
 from tests.engines.plain_engine import NAME, TRAITS
-from tests.strategies import ROLLOUT, TWO_DEVICES, ppo
+from tests.support.strategies import ROLLOUT, TWO_DEVICES, ppo
+from tests.support.tiny import make_model
 from tests.tasks.small_tokenizer import alone
-from tests.tiny import make_model
 
 MESH = DeviceMesh(0, 1, 0, 2)
 RANKS, REPLICAS = (0, 1), {0: (0, 1, 2), 1: (3, 4)}

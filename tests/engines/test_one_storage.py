@@ -11,7 +11,7 @@ from prefect_rlhf.placement.layout.lending import lent_parameters
 from prefect_rlhf.placement.memory.certificate import certify_plan
 from prefect_rlhf.placement.models.layer_adapter import QUERIES_KEYS_VALUES
 from prefect_rlhf.placement.models.weights import parts
-from tests.cases import combinations, first
+from tests.support.cases import combinations, first
 
 pytestmark = pytest.mark.slow
 HELD = 1.02

@@ -22,9 +22,9 @@ from prefect_rlhf.placement.layout.layout import layout_of
 from prefect_rlhf.placement.plan import ModelInstance
 from tests.engines.likeliest import NAME, WIDTH, registered
 from tests.engines.test_new_engine import PROMPTS, OpenRank, Prompts, call
-from tests.strategies import ROLLOUT
+from tests.support.strategies import ROLLOUT
+from tests.support.tiny import make_model
 from tests.tasks.small_tokenizer import alone
-from tests.tiny import make_model
 
 INSTANCE = ModelInstance("actor", "megatron", DeviceMesh(0, 1, 0, 2), Strategy(tp=2))
 

@@ -24,9 +24,9 @@ from prefect_rlhf.errors.errors import EngineFailed
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.plan import ModelInstance
-from tests.by_device import instance_holdings
-from tests.layouts import vllm_layout
-from tests.strategies import call
+from tests.support.by_device import instance_holdings
+from tests.support.layouts import vllm_layout
+from tests.support.strategies import call
 
 pytestmark = pytest.mark.slow
 KV_HEADS = 3

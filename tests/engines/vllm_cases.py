@@ -15,8 +15,8 @@ from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
 from prefect_rlhf.placement.plan import ModelInstance
-from tests.layouts import vllm_layout
-from tests.rounding import MODEL, within
+from tests.support.layouts import vllm_layout
+from tests.support.rounding import MODEL, within
 
 SHAPE = {
     "hidden_size": 128,

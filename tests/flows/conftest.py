@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.tiny import ppo_parameters
+from tests.support.tiny import ppo_parameters
 
 
 @pytest.fixture(scope="module")

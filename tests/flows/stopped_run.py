@@ -17,7 +17,7 @@ from typing import Any
 
 from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
-from tests.runs import end, environment, leased, wait_for
+from tests.support.runs import end, environment, leased, wait_for
 
 
 def killed_run(

@@ -11,10 +11,10 @@ from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.tasks.checkpoints.folders import folder_of
 from prefect_rlhf.tasks.running.journal import read_spans
-from tests import plan_matrix
-from tests.plan_matrix import COMPUTATIONS_OF_GRPO, OPTIMIZER, Case, grpo_plan, made_once, plan
-from tests.runs import first_differences, loss_difference, prepared, weight_difference, whole
-from tests.tiny import make_model, make_pairs
+from tests.support import plan_matrix
+from tests.support.plan_matrix import COMPUTATIONS_OF_GRPO, OPTIMIZER, Case, grpo_plan, made_once, plan
+from tests.support.runs import first_differences, loss_difference, prepared, weight_difference, whole
+from tests.support.tiny import make_model, make_pairs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 from prefect_rlhf.files.model_folder import MERGED
 from prefect_rlhf.flows.grpo import grpo
-from tests import plan_matrix
-from tests.plan_matrix import COMPUTATIONS_OF_GRPO, Case, grpo_plan
-from tests.runs import first_differences, loss_difference, weight_difference
+from tests.support import plan_matrix
+from tests.support.plan_matrix import COMPUTATIONS_OF_GRPO, Case, grpo_plan
+from tests.support.runs import first_differences, loss_difference, weight_difference
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 

@@ -8,8 +8,8 @@ import pytest
 
 from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.commands.cli import main
-from tests.runs import completed, read_lines
-from tests.tiny import make_model, make_prompts
+from tests.support.runs import completed, read_lines
+from tests.support.tiny import make_model, make_prompts
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 MOST_LINES = 40

@@ -20,7 +20,7 @@ from prefect_rlhf.files.modules import import_from
 from prefect_rlhf.flows.sft import sft
 from prefect_rlhf.tasks.reporting.limits import ABOVE_LIMIT, Limits
 from tests.flows.test_best_model import ONE_DEVICE, parameters  # noqa: F401  a fixture
-from tests.runs import prepared
+from tests.support.runs import prepared
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "automations.py"
 KL = "kl_penalised_rewards.kl"

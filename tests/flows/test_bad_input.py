@@ -18,9 +18,9 @@ from prefect_rlhf.flows.commands.flags import read_parameters
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.reward import reward
 from prefect_rlhf.placement.devices.mesh import ClusterShape
-from tests.finished_steps import write_checkpoint
-from tests.runs import prepared, whole
-from tests.tiny import make_model, make_pairs, ppo_parameters
+from tests.support.finished_steps import write_checkpoint
+from tests.support.runs import prepared, whole
+from tests.support.tiny import make_model, make_pairs, ppo_parameters
 
 pytestmark = pytest.mark.quick
 

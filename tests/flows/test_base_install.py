@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.hub_stand_in import stand_in, variables
-from tests.tiny import ppo_parameters
+from tests.support.hub_stand_in import stand_in, variables
+from tests.support.tiny import ppo_parameters
 
 PROGRAM = Path(__file__).with_name("without_engines.py")
 

@@ -10,9 +10,9 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.sft import sft
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.tasks.data.chats import ChatDataset
-from tests.runs import end, prepared, read_lines, whole
+from tests.support.runs import end, prepared, read_lines, whole
+from tests.support.tiny import make_model
 from tests.tasks.data.stored import json_lines
-from tests.tiny import make_model
 
 ONE_DEVICE = whole(ClusterShape("desk", num_nodes=1, devices_per_node=1, device_memory_bytes=8 << 30))
 

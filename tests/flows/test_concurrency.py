@@ -16,8 +16,8 @@ from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.placement.devices.lease import ENVIRONMENT_VARIABLE
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.tasks.running import train as session
-from tests.plan_matrix import ALONE
-from tests.runs import completed, plan_file, read_lines, whole
+from tests.support.plan_matrix import ALONE
+from tests.support.runs import completed, plan_file, read_lines, whole
 
 pytestmark = [pytest.mark.slow, pytest.mark.all, pytest.mark.usefixtures("prefect")]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.blocks.prefect_site import PrefectSite, everything_up
-from tests.runs import read_lines
+from tests.support.runs import read_lines
+from tests.support.tiny import make_model, make_pairs, make_prompts
 from tests.tasks.data.stored import json_lines
-from tests.tiny import make_model, make_pairs, make_prompts
 
 POOL = "two-device-mesh"  # that prefect.yaml names
 PROJECT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ import pytest
 from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.tasks.reporting.run_record import RunRecord
 from tests.blocks.prefect_site import PrefectSite, everything_up
-from tests.runs import rollouts
-from tests.tiny import make_model, make_prompts
+from tests.support.runs import rollouts
+from tests.support.tiny import make_model, make_prompts
 
 pytestmark = [pytest.mark.slow, pytest.mark.all]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
-from tests.runs import completed, leased, plan_file, read_lines
+from tests.support.runs import completed, leased, plan_file, read_lines
 
 pytestmark = [pytest.mark.slow, pytest.mark.all, pytest.mark.usefixtures("prefect", "own_home")]
 

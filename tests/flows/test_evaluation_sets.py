@@ -9,7 +9,7 @@ import pytest
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.tasks.rl.evaluation.estimators import avg, maj, pass_at
 from prefect_rlhf.tasks.rl.evaluation.intervals import interval
-from tests.runs import completed, leased, read_lines
+from tests.support.runs import completed, leased, read_lines
 
 REWARDS = Path(__file__).parent / "rewards.py"
 LAST_WORD = {"functions": {"last_word": {"function": f"{REWARDS}:last_word"}}}

@@ -8,8 +8,8 @@ from prefect_rlhf.engines.files.checkpoint_files import StoredState
 from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.tasks.checkpoints.folders import folder_of, read_checkpoint
 from tests.flows.test_adapter_runs import ADAPTER, dpo_plan, of_dpo
-from tests.plan_matrix import Case, made_once
-from tests.runs import loss_difference
+from tests.support.plan_matrix import Case, made_once
+from tests.support.runs import loss_difference
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 

@@ -11,8 +11,8 @@ import pytest
 from jupyter_client.manager import KernelManager
 
 from prefect_rlhf.flows.commands.init import project, write_new
-from tests.runs import environment
-from tests.tiny import make_model
+from tests.support.runs import environment
+from tests.support.tiny import make_model
 
 pytestmark = [
     pytest.mark.slow,

@@ -16,11 +16,11 @@ from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.training import run as training
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import Journal
-from tests.cases import first
-from tests.plan_matrix import ALONE
-from tests.runs import end, leased, plan_file
-from tests.small_disk import break_disk, breakable_disk, fill, small_disk
-from tests.tiny import ppo_parameters
+from tests.support.cases import first
+from tests.support.plan_matrix import ALONE
+from tests.support.runs import end, leased, plan_file
+from tests.support.small_disk import break_disk, breakable_disk, fill, small_disk
+from tests.support.tiny import ppo_parameters
 
 pytestmark = [
     pytest.mark.slow,

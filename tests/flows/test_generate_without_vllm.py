@@ -5,9 +5,9 @@ import pytest
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.placement.augmented.work import ModelCall
 from prefect_rlhf.placement.devices.mesh import ClusterShape
-from tests import plan_matrix
-from tests.plan_matrix import plan
-from tests.runs import plan_file, prepared, weight_difference, whole
+from tests.support import plan_matrix
+from tests.support.plan_matrix import plan
+from tests.support.runs import plan_file, prepared, weight_difference, whole
 
 TWO = ClusterShape("matrix", 1, 2, 8 << 30)
 SHARED = plan("0-1 tp2 engine=megatron", "0-1 dp2", "0-1 dp2", "0-1 dp2", "0-1 tp2", "0-1 dp2")

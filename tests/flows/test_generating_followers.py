@@ -22,12 +22,12 @@ from prefect_rlhf import (
 )
 from prefect_rlhf.tasks.checkpoints.folders import folder_of
 from prefect_rlhf.tasks.running.journal import read_spans
-from tests.cases import combinations
 from tests.flows.test_adapter_runs import ADAPTER, TWO_DEVICES
 from tests.flows.test_following_runs import assert_follows, fingerprints, stored
-from tests.plan_matrix import OPTIMIZER, Case, made_once
-from tests.runs import Result, end, first_differences, leased, plan_file, prepared, weight_difference
-from tests.tiny import make_model, make_prompts
+from tests.support.cases import combinations
+from tests.support.plan_matrix import OPTIMIZER, Case, made_once
+from tests.support.runs import Result, end, first_differences, leased, plan_file, prepared, weight_difference
+from tests.support.tiny import make_model, make_prompts
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 

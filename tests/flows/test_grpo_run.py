@@ -11,8 +11,8 @@ from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.remax import remax
 from prefect_rlhf.tasks.running.journal import read_spans
 from prefect_rlhf.tasks.trackers.names import own_name
-from tests.runs import completed, end, read_lines
-from tests.trackers_read_back import READ_BACK, kept
+from tests.support.runs import completed, end, read_lines
+from tests.support.trackers_read_back import READ_BACK, kept
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect", "own_home")]
 REWARDS = Path(__file__).parent / "rewards.py"

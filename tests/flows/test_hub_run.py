@@ -9,9 +9,9 @@ from prefect_rlhf.errors.errors import RankLost
 from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.training import run as training_run
 from prefect_rlhf.tasks.checkpoints.folders import newest_checkpoint
-from tests.hub_stand_in import in_this_process, stand_in
-from tests.runs import end, read_lines
-from tests.tiny import make_model, make_pairs
+from tests.support.hub_stand_in import in_this_process, stand_in
+from tests.support.runs import end, read_lines
+from tests.support.tiny import make_model, make_pairs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 

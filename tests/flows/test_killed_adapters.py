@@ -9,12 +9,12 @@ from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.tasks.checkpoints.folders import folder_of
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
-from tests.cases import first
 from tests.flows.stopped_run import descendants, killed_run
 from tests.flows.test_adapter_runs import dpo_plan, of_four_bits
 from tests.flows.test_following_runs import STEPS, following, with_adapter
-from tests.plan_matrix import COMPUTATIONS_OF_GRPO, Case, grpo_plan, made_once
-from tests.runs import num_devices, plan_file
+from tests.support.cases import first
+from tests.support.plan_matrix import COMPUTATIONS_OF_GRPO, Case, grpo_plan, made_once
+from tests.support.runs import num_devices, plan_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 

@@ -6,9 +6,9 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.sft import sft
 from prefect_rlhf.placement.devices.lease import ENVIRONMENT_VARIABLE, Lease
 from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
-from tests.runs import completed, plan_file, prepared
+from tests.support.runs import completed, plan_file, prepared
+from tests.support.tiny import make_model
 from tests.tasks.data.stored import json_lines
-from tests.tiny import make_model
 
 SITE = ClusterShape("site", 4, 2, 8 << 30)
 DESK = ClusterShape("desk", 1, 2, 8 << 30)  # runs without Ray

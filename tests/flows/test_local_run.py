@@ -26,7 +26,7 @@ from prefect_rlhf.files.modules import IN_RANK
 from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.training import run as training_run
 from prefect_rlhf.placement.devices.mesh import ClusterShape
-from tests.runs import environment, leased, prepared, whole
+from tests.support.runs import environment, leased, prepared, whole
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect", "own_home")]
 

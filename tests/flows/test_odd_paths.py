@@ -10,8 +10,8 @@ from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.training.run import link_latest
 from prefect_rlhf.placement.devices.mesh import ClusterShape
-from tests.runs import prepared, whole
-from tests.tiny import ppo_parameters
+from tests.support.runs import prepared, whole
+from tests.support.tiny import ppo_parameters
 
 pytestmark = pytest.mark.quick
 

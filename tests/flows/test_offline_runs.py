@@ -9,9 +9,9 @@ from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.kto import kto
 from prefect_rlhf.flows.reward import reward
 from prefect_rlhf.flows.sft import sft
-from tests.runs import completed, read_lines
+from tests.support.runs import completed, read_lines
+from tests.support.tiny import make_model
 from tests.tasks.data.stored import json_lines
-from tests.tiny import make_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect", "own_home")]
 

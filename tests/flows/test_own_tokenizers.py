@@ -8,9 +8,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
-from tests.runs import completed, leased, plan_file
+from tests.support.runs import completed, leased, plan_file
+from tests.support.tiny import make_model
 from tests.tasks.small_tokenizer import save_bpe_tokenizer
-from tests.tiny import make_model
 
 SEEN = """
 import json

@@ -23,9 +23,9 @@ from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import read_spans
 from prefect_rlhf.tasks.running.rank_calls import RankCalls
 from prefect_rlhf.tasks.running.stop_request import STOP_POLL_SECONDS
-from tests import plan_matrix
-from tests.plan_matrix import plan
-from tests.runs import (
+from tests.support import plan_matrix
+from tests.support.plan_matrix import plan
+from tests.support.runs import (
     Result,
     end,
     environment,

@@ -18,7 +18,7 @@ from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.tasks.running import train as session
 from prefect_rlhf.tasks.running.journal import read_spans
 from tests.flows.hardware.test_probes import SPEEDS
-from tests.runs import end, folder_of, whole
+from tests.support.runs import end, folder_of, whole
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from prefect_rlhf.flows.grpo import grpo
-from tests.plan_matrix import COMPUTATIONS_OF_GRPO
-from tests.runs import (
+from tests.support.plan_matrix import COMPUTATIONS_OF_GRPO
+from tests.support.runs import (
     Result,
     end,
     environment,
@@ -23,7 +23,7 @@ from tests.runs import (
     wait_for,
     weight_difference,
 )
-from tests.tiny import make_model, make_prompts
+from tests.support.tiny import make_model, make_prompts
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 PLAY = f"{Path(__file__).parent / 'plays.py'}:trapped"

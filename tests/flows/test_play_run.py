@@ -17,7 +17,7 @@ from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.remax import remax
 from prefect_rlhf.tasks.reporting.conversations import conversations_markdown, newest_evaluation
-from tests.runs import completed, end, read_lines
+from tests.support.runs import completed, end, read_lines
 from tests.tasks.small_tokenizer import WORDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect", "own_home")]

@@ -11,8 +11,8 @@ from prefect_rlhf.flows.profile import profile
 from prefect_rlhf.placement.cost.times.profile import Profile
 from prefect_rlhf.placement.devices.lease import ENVIRONMENT_VARIABLE
 from prefect_rlhf.placement.devices.mesh import ClusterShape
-from tests.runs import whole
-from tests.tiny import make_model
+from tests.support.runs import whole
+from tests.support.tiny import make_model
 
 HELD = whole(ClusterShape("desk", 1, 1, 8 << 30))
 

@@ -14,10 +14,10 @@ from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.flows.sft import sft
 from prefect_rlhf.flows.training import log
 from prefect_rlhf.tasks.checkpoints import folders
-from tests.object_stores import BUCKET, names, put, s3_server
-from tests.runs import end
+from tests.support.object_stores import BUCKET, names, put, s3_server
+from tests.support.runs import end
+from tests.support.tiny import make_model
 from tests.tasks.data.stored import json_lines
-from tests.tiny import make_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.all, pytest.mark.usefixtures("prefect")]
 

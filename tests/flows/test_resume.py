@@ -33,14 +33,14 @@ from prefect_rlhf.tasks.reporting.run_record import RunRecord, read_parameters
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import read_spans
 from prefect_rlhf.tasks.running.stop_request import STOP_POLL_SECONDS, StopRequest
-from tests import plan_matrix
-from tests.cases import first
-from tests.finished_steps import write_checkpoint
 from tests.flows.stopped_run import descendants, killed_run
-from tests.plan_matrix import ALONE, SEED, plan
-from tests.runs import end, folder_of, leased, plan_file, prepared, read_lines, rollouts
-from tests.runs import whole as whole_lease
-from tests.tiny import make_model
+from tests.support import plan_matrix
+from tests.support.cases import first
+from tests.support.finished_steps import write_checkpoint
+from tests.support.plan_matrix import ALONE, SEED, plan
+from tests.support.runs import end, folder_of, leased, plan_file, prepared, read_lines, rollouts
+from tests.support.runs import whole as whole_lease
+from tests.support.tiny import make_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 

@@ -9,10 +9,10 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.sft import sft
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.plans.plan_file import read_plan
-from tests.finished_steps import write_checkpoint
-from tests.runs import completed, prepared, read_lines, whole
+from tests.support.finished_steps import write_checkpoint
+from tests.support.runs import completed, prepared, read_lines, whole
+from tests.support.tiny import make_model
 from tests.tasks.data.stored import json_lines
-from tests.tiny import make_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 

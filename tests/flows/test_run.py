@@ -10,7 +10,7 @@ from prefect_rlhf.engines.weights.move_weights import Moved, WeightMover
 from prefect_rlhf.errors.errors import StaleWeights
 from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.ppo import ppo
-from tests.runs import completed, end, plan_file, read_lines, rollouts
+from tests.support.runs import completed, end, plan_file, read_lines, rollouts
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect", "own_home")]
 

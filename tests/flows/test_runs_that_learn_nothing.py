@@ -10,9 +10,9 @@ from prefect.artifacts import Artifact
 import prefect_rlhf
 from prefect_rlhf.tasks.run_log import RUN_LOG
 from tests.flows.learns_some import learns_some
-from tests.runs import completed, end, read_lines
+from tests.support.runs import completed, end, read_lines
+from tests.support.tiny import make_model
 from tests.tasks.data.stored import json_lines
-from tests.tiny import make_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect", "own_home")]
 THIRD = "step 3: 3 steps in a row without a gradient (no gradient): nothing is learnt; use a loss that"

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from prefect_rlhf.flows.safe_rlhf import safe_rlhf
-from tests.runs import completed, leased, plan_file, read_lines
-from tests.tiny import make_pairs
+from tests.support.runs import completed, leased, plan_file, read_lines
+from tests.support.tiny import make_pairs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect", "own_home")]
 COMPUTATIONS = (

@@ -17,10 +17,10 @@ import pytest
 from prefect.types._datetime import from_timestamp, parse_datetime
 
 from prefect_rlhf.flows.ppo import ppo
-from tests import plan_matrix
 from tests.blocks.prefect_site import PrefectSite
-from tests.plan_matrix import ALONE
-from tests.runs import Result, completed, leased, plan_file
+from tests.support import plan_matrix
+from tests.support.plan_matrix import ALONE
+from tests.support.runs import Result, completed, leased, plan_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.all]  # tests/tasks/server/ loses ends of task runs in seconds
 

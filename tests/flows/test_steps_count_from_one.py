@@ -17,8 +17,8 @@ from prefect.client.schemas.filters import (
 
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.tasks.running.journal import read_spans
-from tests.runs import end, folder_of, leased, plan_file, read_lines
-from tests.trackers_read_back import READ_BACK
+from tests.support.runs import end, folder_of, leased, plan_file, read_lines
+from tests.support.trackers_read_back import READ_BACK
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.demo.pretrained import prepare_model
 from prefect_rlhf.flows.algorithm.run_result import RunResult
 from prefect_rlhf.flows.commands.init import project, write_new
-from tests.runs import environment
+from tests.support.runs import environment
 from tests.test_end_to_end import CACHE
 
 pytestmark = [pytest.mark.slow, pytest.mark.all, pytest.mark.timeout(3600), pytest.mark.usefixtures("prefect")]

@@ -16,7 +16,7 @@ from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.memory.certificate import certify_plan
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.row_set import RowLimit
-from tests.runs import completed, leased, plan_file, read_lines
+from tests.support.runs import completed, leased, plan_file, read_lines
 
 PAGE = Path(__file__).parents[2] / "docs" / "authoring.md"
 ONE = ClusterShape("desk", num_nodes=1, devices_per_node=1, device_memory_bytes=8 << 30)

@@ -38,8 +38,8 @@ from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.plan import plan
 from prefect_rlhf.flows.profile import profile
 from prefect_rlhf.tasks.settings import Settings
-from tests.cases import examples, first
-from tests.tiny import ppo_parameters
+from tests.support.cases import examples, first
+from tests.support.tiny import ppo_parameters
 
 FLOWS = {name: find_flow(name) for name in ALGORITHMS} | {"plan": plan}
 CPU_SECONDS, GROWTH_BYTES = 10, 2 << 30  # that the refusal of one value may take

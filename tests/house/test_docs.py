@@ -40,11 +40,12 @@ from prefect_rlhf.tasks.rl.settings.offline import DPO
 from prefect_rlhf.tasks.rl.settings.online import GRPO
 from prefect_rlhf.tasks.tracing.calls import generate, train_step
 from prefect_rlhf.tasks.tracing.trace import trace_body
-from tests import runs, vocabulary
+from tests import vocabulary
 from tests.door import public_names
-from tests.finished_steps import write_checkpoint
-from tests.migrated_database import put_database
-from tests.tiny import make_model, make_pairs, make_prompts
+from tests.support import runs
+from tests.support.finished_steps import write_checkpoint
+from tests.support.migrated_database import put_database
+from tests.support.tiny import make_model, make_pairs, make_prompts
 
 PROJECT = Path(__file__).parents[2]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]

@@ -8,8 +8,8 @@ import pytest
 
 from prefect_rlhf.flows.commands.init import project, write_new
 from tests.answers import NOTEBOOK
-from tests.runs import environment
-from tests.tiny import make_model
+from tests.support.runs import environment
+from tests.support.tiny import make_model
 
 FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 TRAINS, READS = "grpo_with_your_reward.ipynb", "results.ipynb"

@@ -10,7 +10,7 @@ from benchmarks.papers import hybridflow as paper_hybridflow
 from benchmarks.papers import real as paper_real
 from benchmarks.papers.__main__ import PAPERS, text
 from benchmarks.papers.checks import Comparison
-from tests.cases import first
+from tests.support.cases import first
 
 PAGE = (Path(__file__).parents[2] / "docs" / "internals" / "papers.md").read_text()
 DIFFERENT = {"HybridFlow, figure 12: llama-13b on 128 devices", "ReaL, figure 16: most"}

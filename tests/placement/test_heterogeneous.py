@@ -34,8 +34,8 @@ from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.space.restrictions import divisions
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.schedule.estimate import estimate
-from tests.cases import examples
-from tests.strategies import GIB, SMOLLM2, model, on, plans, ppo, remax
+from tests.support.cases import examples
+from tests.support.strategies import GIB, SMOLLM2, model, on, plans, ppo, remax
 
 ETHERNET = Network("ethernet-200", 25e9)
 A100, V100 = (Hardware(DATASHEETS[kind], 8, ETHERNET) for kind in ("a100-80", "v100-32"))

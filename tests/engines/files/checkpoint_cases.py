@@ -13,7 +13,7 @@ from prefect_rlhf.errors.errors import RlhfError
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.plan import ModelInstance
-from tests.layouts import megatron_layout
+from tests.support.layouts import megatron_layout
 
 KINDS = ("main", "exp_avg", "exp_avg_sq")
 

@@ -24,7 +24,7 @@ from prefect_rlhf.engines.files.checkpoint_files import (
 )
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.models.weights import parameters
-from tests.cases import combinations, first
+from tests.support.cases import combinations, first
 
 pytestmark = pytest.mark.slow
 

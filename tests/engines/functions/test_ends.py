@@ -13,7 +13,7 @@ from host_cases import QUICK, alive, function, row
 
 from prefect_rlhf.engines.functions.function import HostSettings
 from prefect_rlhf.engines.functions.scoring.pool import HostPool
-from tests.cases import combinations, first
+from tests.support.cases import combinations, first
 
 PROGRAM = """
 import sys

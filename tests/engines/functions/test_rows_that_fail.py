@@ -8,7 +8,7 @@ from of_a_person import BEHAVIOURS, NONSENSE
 
 from prefect_rlhf.engines.functions.function import HostSettings
 from prefect_rlhf.engines.functions.scoring.pool import HostFunctionFailed, HostPool
-from tests.cases import first
+from tests.support.cases import first
 
 HERE = line_of("behave")
 REASONS = {

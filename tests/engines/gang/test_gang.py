@@ -37,9 +37,9 @@ from prefect_rlhf.errors.errors import (
     RlhfError,
     StaleWeights,
 )
-from tests.cases import first
-from tests.device import DEVICE, on_hardware
-from tests.ray_nodes import joined, ray_nodes, why_not
+from tests.support.cases import first
+from tests.support.device import DEVICE, on_hardware
+from tests.support.ray_nodes import joined, ray_nodes, why_not
 
 pytestmark = pytest.mark.slow
 

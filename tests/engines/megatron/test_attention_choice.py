@@ -8,7 +8,7 @@ from torch.backends.cuda import cudnn_sdp_enabled, enable_cudnn_sdp
 
 from prefect_rlhf.engines.engine import SamplingSettings, Sequences
 from prefect_rlhf.engines.megatron import fused
-from tests.pretend_gpu import pretend_gpu
+from tests.support.pretend_gpu import pretend_gpu
 
 
 @pytest.fixture(autouse=True)

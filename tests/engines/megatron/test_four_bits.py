@@ -16,7 +16,7 @@ from test_megatron_ranks import last_stage
 from prefect_rlhf.engines.files.quantized_base import as_in_four_bits
 from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.models.weights import quantized_matrices
-from tests.cases import combinations
+from tests.support.cases import combinations
 
 pytestmark = pytest.mark.slow
 SOME = AdapterSpec(3, 6.0, ("k_proj", "up_proj"), rslora=True)

@@ -13,8 +13,8 @@ from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.plan import ModelInstance
-from tests.by_device import instance_holdings
-from tests.strategies import call
+from tests.support.by_device import instance_holdings
+from tests.support.strategies import call
 
 pytestmark = pytest.mark.slow
 TOLERANCE = 1.001

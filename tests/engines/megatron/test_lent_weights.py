@@ -5,7 +5,7 @@ import pytest
 import two_heads
 from megatron_cases import Case
 
-from tests.cases import first
+from tests.support.cases import first
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from test_megatron_ranks import LAYOUTS, last_stage
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from prefect_rlhf.placement.models.adapter import AdapterSpec
-from tests.cases import combinations
+from tests.support.cases import combinations
 
 pytestmark = pytest.mark.slow
 CLOSE = 1e-5  # of the largest value

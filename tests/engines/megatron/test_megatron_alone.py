@@ -21,8 +21,8 @@ from prefect_rlhf.engines.megatron.training.batches import micro_batches, mini_b
 from prefect_rlhf.engines.megatron.vocabulary import head
 from prefect_rlhf.errors.errors import EngineFailed, InvalidInput, NotFinite
 from prefect_rlhf.placement.devices.strategy import Strategy
-from tests.device import CHOSEN, DEVICE
-from tests.rounding import KERNEL, MODEL, within
+from tests.support.device import CHOSEN, DEVICE
+from tests.support.rounding import KERNEL, MODEL, within
 
 KERNELS = fused if DEVICE == "cuda" else cpu_kernels
 

@@ -13,8 +13,8 @@ from vllm_cases import END_TOKENS, Oracle, build_command, check_sampling, make_f
 from prefect_rlhf.engines.engine import Generated, SamplingSettings, Sequences
 from prefect_rlhf.engines.weights.memory import storage_bytes
 from prefect_rlhf.errors.errors import InvalidInput
-from tests.cases import first
-from tests.rounding import MODEL, within
+from tests.support.cases import first
+from tests.support.rounding import MODEL, within
 
 pytestmark = pytest.mark.slow
 

@@ -13,10 +13,10 @@ from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.models.weights import parameters
 from prefect_rlhf.placement.plan import ModelInstance
-from tests.by_device import instance_holdings
-from tests.cases import combinations, first
-from tests.layouts import megatron_layout
-from tests.strategies import call
+from tests.support.by_device import instance_holdings
+from tests.support.cases import combinations, first
+from tests.support.layouts import megatron_layout
+from tests.support.strategies import call
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ from megatron_cases import OPTIMIZER, Case, Walk
 
 from prefect_rlhf.engines.engine import SamplingSettings, Shard
 from prefect_rlhf.engines.weights.fingerprint import Factors, Sample, digest
-from tests.pretend_gpu import DEVICE, GpuTensor, pretend_gpu
-from tests.rounding import KERNEL, within
+from tests.support.pretend_gpu import DEVICE, GpuTensor, pretend_gpu
+from tests.support.rounding import KERNEL, within
 from tests.tasks.rl.every_loss import every_loss, units_of
 from tests.tasks.rl.loss_sums import loss_sums
 

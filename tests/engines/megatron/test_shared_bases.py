@@ -5,7 +5,7 @@ import shared_bases
 import two_heads
 from megatron_cases import Case
 
-from tests.cases import combinations
+from tests.support.cases import combinations
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from prefect_rlhf.engines.engine import Sequences
 from prefect_rlhf.engines.megatron import fused
 from prefect_rlhf.placement.models.engine_constants import window_block
-from tests.pretend_gpu import pretend_gpu
+from tests.support.pretend_gpu import pretend_gpu
 
 WINDOW, LENGTH = 20, 300  # more than a block of queries, which has at least 256
 

@@ -8,8 +8,8 @@ from transformers import AutoTokenizer
 from prefect_rlhf.engines.rank.inputs import tokenizers_here
 from prefect_rlhf.engines.sampling.chats.tokenizers import tokenizer_of
 from prefect_rlhf.placement.rows.tokenizers import Tokenizers
-from tests.hub_stand_in import in_this_process, stand_in
-from tests.tiny import make_model
+from tests.support.hub_stand_in import in_this_process, stand_in
+from tests.support.tiny import make_model
 
 
 @pytest.fixture

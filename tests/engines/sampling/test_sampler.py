@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from prefect_rlhf.engines.sampling.sampler import Choice, choose, draw, nucleus, row_stream, uniforms
-from tests.cases import examples
-from tests.device import DEVICE
-from tests.rounding import KERNEL, within
+from tests.support.cases import examples
+from tests.support.device import DEVICE
+from tests.support.rounding import KERNEL, within
 
 pytestmark = pytest.mark.quick
 

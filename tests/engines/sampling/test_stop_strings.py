@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from prefect_rlhf.engines.sampling.stop_strings import StopStrings
 from prefect_rlhf.errors.errors import InvalidInput
-from tests.cases import examples
+from tests.support.cases import examples
 
 pytestmark = pytest.mark.quick
 

@@ -21,8 +21,8 @@ from prefect_rlhf.engines.vllm.sampler import RowSampler
 from prefect_rlhf.engines.vllm.settings import sampling_parameters
 from prefect_rlhf.engines.vllm.stream_sampler import StreamSampler
 from prefect_rlhf.errors.errors import EngineFailed
-from tests.device import DEVICE
-from tests.rounding import KERNEL, within
+from tests.support.device import DEVICE
+from tests.support.rounding import KERNEL, within
 
 pytestmark = pytest.mark.slow
 VOCABULARY, MAX_LENGTH, NUM_TOKENS = 300, 64, 6

@@ -24,8 +24,8 @@ from prefect_rlhf.errors.errors import EngineFailed, InvalidInput, StaleWeights
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.models.weights import parts
-from tests.by_device import instance_holdings
-from tests.strategies import call
+from tests.support.by_device import instance_holdings
+from tests.support.strategies import call
 
 pytestmark = pytest.mark.slow
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

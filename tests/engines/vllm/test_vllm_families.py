@@ -16,9 +16,9 @@ from prefect_rlhf.engines.vllm.engine import VllmEngine
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.plan import ModelInstance
-from tests.by_device import instance_holdings
-from tests.layouts import vllm_layout
-from tests.strategies import call
+from tests.support.by_device import instance_holdings
+from tests.support.layouts import vllm_layout
+from tests.support.strategies import call
 
 pytestmark = pytest.mark.slow
 PROMPTS = [[token % family_cases.VOCAB for token in prompt] for prompt in make_prompts(4, longest=24)]

@@ -20,10 +20,10 @@ from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.models.weights import Parameter, Weights
 from prefect_rlhf.placement.plan import ModelInstance
-from tests.cases import examples
-from tests.device import DEVICE
-from tests.layouts import megatron_layout, vllm_layout
-from tests.strategies import GEMMA3, QWEN2, QWEN3, model
+from tests.support.cases import examples
+from tests.support.device import DEVICE
+from tests.support.layouts import megatron_layout, vllm_layout
+from tests.support.strategies import GEMMA3, QWEN2, QWEN3, model
 
 pytestmark = pytest.mark.quick
 

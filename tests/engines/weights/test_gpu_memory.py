@@ -4,8 +4,8 @@ import pytest
 
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.engines.weights.memory import gpu_memory
-from tests.pretend_gpu import pretend_gpu
-from tests.pretend_gpu.cuda import TOTAL_BYTES, Allocator
+from tests.support.pretend_gpu import pretend_gpu
+from tests.support.pretend_gpu.cuda import TOTAL_BYTES, Allocator
 
 GIB = 1 << 30
 

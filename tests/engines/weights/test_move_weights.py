@@ -24,8 +24,8 @@ from prefect_rlhf.placement.layout.regions import num_elements
 from prefect_rlhf.placement.layout.reshard import Piece
 from prefect_rlhf.placement.models.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.plan import ModelInstance
-from tests.cases import combinations, first
-from tests.layouts import num_lacking
+from tests.support.cases import combinations, first
+from tests.support.layouts import num_lacking
 
 SIZE = 4
 MESH = DeviceMesh(0, 1, 0, SIZE)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from prefect_rlhf.engines.weights import nf4
 from prefect_rlhf.placement.models.weights import Parameter, four_bits_of
 from tests.data.make_nf4 import FILE, SHAPES
-from tests.device import DEVICE
+from tests.support.device import DEVICE
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from prefect_rlhf.placement.layout.layout import layout_of
 from prefect_rlhf.placement.models.model import OptimizerSpec
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.row_set import RowSet
-from tests.device import DEVICE, on_hardware
+from tests.support.device import DEVICE, on_hardware
 from tests.tasks.small_tokenizer import alone
 
 pytestmark = [pytest.mark.slow, pytest.mark.all]  # test_megatron_ranks.py and test_vllm_engine.py offload, too

@@ -9,7 +9,7 @@ import torch
 from prefect_rlhf.engines.weights.offload import HostLink
 from prefect_rlhf.engines.weights.pinned_memory import PinnedMemory
 from prefect_rlhf.errors.errors import OutOfDeviceMemory
-from tests.pretend_gpu import DEVICE, pretend_gpu
+from tests.support.pretend_gpu import DEVICE, pretend_gpu
 
 ODD = (5 << 20) + 3  # torch's pinned allocator would take 8 MiB
 

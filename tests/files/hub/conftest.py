@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.hub_stand_in import in_this_process, stand_in
-from tests.tiny import make_model
+from tests.support.hub_stand_in import in_this_process, stand_in
+from tests.support.tiny import make_model
 
 
 @pytest.fixture

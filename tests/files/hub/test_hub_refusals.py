@@ -10,7 +10,7 @@ from huggingface_hub import constants
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.hub import session
 from prefect_rlhf.files.storage.inputs import dataset_path, model_folder, pinned_model
-from tests.small_disk import small_disk
+from tests.support.small_disk import small_disk
 
 ADAPTER = {
     "adapter_config.json": json.dumps({"base_model_name_or_path": "acme/tiny"}).encode(),

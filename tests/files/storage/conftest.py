@@ -4,7 +4,7 @@ import pytest
 
 from prefect_rlhf.files.remote_path import CACHE_VARIABLE
 from prefect_rlhf.files.storage import patience
-from tests.object_stores import gcs_emulator, s3_emulator
+from tests.support.object_stores import gcs_emulator, s3_emulator
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.remote_path import is_remote, local_path, remote_path
 from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.files.storage.mirror import fetch
-from tests.object_stores import point_s3_to, put, wait_a_second
+from tests.support.object_stores import point_s3_to, put, wait_a_second
 
 
 def content(folder):

@@ -6,7 +6,7 @@ from prefect_rlhf.errors.errors import InvalidInput, OutputFailed
 from prefect_rlhf.files.remote_path import local_path
 from prefect_rlhf.files.storage import publish as module
 from prefect_rlhf.files.storage.publish import check_writable, publish, withdraw
-from tests.object_stores import names, point_s3_to
+from tests.support.object_stores import names, point_s3_to
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.stored.stored_rows import StoredRows
 from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
 from prefect_rlhf.tasks.model_shape import model_shape
-from tests.object_stores import names, put
-from tests.tiny import make_model
+from tests.support.object_stores import names, put
+from tests.support.tiny import make_model
 
 
 @pytest.fixture

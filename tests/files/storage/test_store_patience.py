@@ -13,8 +13,8 @@ from prefect_rlhf.files.storage import patience
 from prefect_rlhf.files.storage.mirror import fetch
 from prefect_rlhf.files.storage.patience import patiently
 from prefect_rlhf.files.storage.publish import publish, withdraw
-from tests.cases import first
-from tests.object_stores import names, point_s3_to, put, s3_server
+from tests.support.cases import first
+from tests.support.object_stores import names, point_s3_to, put, s3_server
 
 
 class Clock:

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prefect_rlhf.flows.commands.cli import main
-from tests.tiny import make_model
+from tests.support.tiny import make_model
 
 TOKENS = 6
 

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.planner.read_flags import read_flags
 from prefect_rlhf.flows.commands.cli import COMMANDS, main
 from prefect_rlhf.flows.commands.plan import plan
-from tests.cases import first
+from tests.support.cases import first
 
 
 @pytest.fixture(autouse=True)

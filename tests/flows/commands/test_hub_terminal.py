@@ -8,7 +8,7 @@ import subprocess
 import sys
 import termios
 
-from tests.hub_stand_in import stand_in, variables
+from tests.support.hub_stand_in import stand_in, variables
 
 PROGRAM = """
 import sys

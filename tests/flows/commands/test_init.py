@@ -21,8 +21,8 @@ from prefect_rlhf.blocks.worker.worker import GpuMeshWorker
 from prefect_rlhf.flows.commands.cli import main
 from tests.blocks.prefect_site import PrefectSite, everything_up
 from tests.flows.hardware.test_gpus import CUDA_BUILDS, builds, driver, row  # noqa: F401  fixtures
-from tests.runs import read_lines
-from tests.tiny import make_model
+from tests.support.runs import read_lines
+from tests.support.tiny import make_model
 
 PROJECT = Path(__file__).parents[3]
 FILES = ["my_reinforce.py", "parameters.yaml", "prefect.yaml", "prompts.jsonl", "tools.jinja"]

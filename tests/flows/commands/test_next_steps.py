@@ -9,7 +9,7 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.commands.chat import generating_folder
 from prefect_rlhf.flows.commands.next_steps import PAGE, next_steps
 from prefect_rlhf.flows.commands.run import RunFlags, words_of_new
-from tests.tiny import make_model
+from tests.support.tiny import make_model
 
 PROJECT = Path(__file__).parents[3]
 COMMAND = ["prefect-rlhf", "run", "ppo", "-p", "actor.path=old", "-p", "steps=2", "-p", "critic.path=older"]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.cases import first
+from tests.support.cases import first
 
 pytestmark = pytest.mark.quick
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from prefect_rlhf.flows.commands.cli import main
-from tests.cases import first
 from tests.flows.commands.test_cli import heavy_after
+from tests.support.cases import first
 
 GRPO = "num_generations: 4\nper_device_train_batch_size: 8\n"
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny import make_model
+from tests.support.tiny import make_model
 
 PROJECT = Path(__file__).parents[3]
 WITHOUT_ENGINES = PROJECT / "tests" / "flows" / "without_engines.py"

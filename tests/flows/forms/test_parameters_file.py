@@ -18,7 +18,7 @@ from prefect_rlhf.flows.forms.check import checked_parameters, checked_value
 from prefect_rlhf.flows.forms.left_out import LEFT_OUT, without_secrets
 from prefect_rlhf.flows.forms.parameters_file import changed, plain_parameters
 from prefect_rlhf.tasks.settings import Settings
-from tests.cases import examples
+from tests.support.cases import examples
 
 MODEL, DATA = {"path": "models/tiny"}, {"path": "data/rows.jsonl"}
 ROWS = ("prompts", "held_out", "pairs", "answers", "chats", "pretrain")

@@ -14,9 +14,9 @@ from prefect_rlhf.flows.sft import sft
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.tasks.checkpoints.metric_names import metric_names
 from tests.flows.test_algorithms import traced
-from tests.runs import prepared, whole
+from tests.support.runs import prepared, whole
+from tests.support.tiny import make_model
 from tests.tasks.data.stored import json_lines
-from tests.tiny import make_model
 
 pytestmark = pytest.mark.quick
 DESK = whole(ClusterShape("desk", num_nodes=1, devices_per_node=1, device_memory_bytes=8 << 30))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from prefect_rlhf.flows.hardware.attention import attention_lines
 from prefect_rlhf.placement.planner.preset_plan import preset
-from tests.strategies import TWO_DEVICES, ppo
+from tests.support.strategies import TWO_DEVICES, ppo
 
 
 def test_each_kernel_gets_a_line_with_its_roles_and_uncounted_memory():

@@ -22,8 +22,8 @@ from prefect_rlhf.flows.hardware.installed_engines import (
     missing_libraries,
 )
 from prefect_rlhf.placement.engine_traits import TRAITS
-from tests.cases import first
 from tests.flows.hardware.test_gpus import CUDA_BUILDS, builds, driver, row  # noqa: F401  fixtures
+from tests.support.cases import first
 
 SHARED = re.compile(rb"(?<=\0)lib[\w+.-]+\.so(?:\.\d+)*(?=\0)")
 

@@ -13,7 +13,7 @@ from prefect_rlhf.flows.commands import plan as plan_command
 from prefect_rlhf.flows.planning.answer import answer_question
 from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
-from tests.cases import first
+from tests.support.cases import first
 
 PAGE = (Path(__file__).parents[3] / "docs" / "adapters.md").read_text()
 SHOWN = re.findall(r"```console\n\$ prefect-rlhf plan ([^\n]*)\n```\n\n```text\n(.*?)```", PAGE, re.DOTALL)

@@ -43,8 +43,8 @@ from prefect_rlhf.placement.plans.plan_file import parse_plan, read_plan
 from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.placement.schedule.estimate import without_evaluation
 from prefect_rlhf.placement.search.driver import SearchOutcome
-from tests.cases import first
-from tests.strategies import GIB, TWO_DEVICES, dpo, ppo, remax
+from tests.support.cases import first
+from tests.support.strategies import GIB, TWO_DEVICES, dpo, ppo, remax
 
 HELD = Lease("pool", "abc", TWO_DEVICES, TWO_DEVICES.whole, TWO_DEVICES.whole.devices())
 WORK = longest_rows(remax(), 256)

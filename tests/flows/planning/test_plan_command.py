@@ -37,11 +37,11 @@ from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.partial.incumbent import SearchOutcome
-from tests.cases import combinations
 from tests.placement.search.test_driver import two_calls
-from tests.runs import prepared, whole
-from tests.strategies import SMALL, model, placed, remax
-from tests.tiny import make_model, ppo_parameters
+from tests.support.cases import combinations
+from tests.support.runs import prepared, whole
+from tests.support.strategies import SMALL, model, placed, remax
+from tests.support.tiny import make_model, ppo_parameters
 
 TWO_CPUS = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30)
 HELD = whole(TWO_CPUS)

@@ -13,7 +13,7 @@ from prefect_rlhf.flows.planning.record import public_range
 from prefect_rlhf.flows.planning.what_if import read_question, with_named_bases
 from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.plan import ExecutionPlan
-from tests.strategies import model, on
+from tests.support.strategies import model, on
 
 ADAPTER = AdapterSpec(8, 8.0, ("q_proj",))
 

@@ -11,7 +11,7 @@ from prefect_rlhf.placement.memory.certificate import certify_plan
 from prefect_rlhf.placement.memory.processes import host_needs
 from prefect_rlhf.placement.planner.preset_plan import preset
 from tests.placement.planner.test_planner import WORKLOAD
-from tests.strategies import TWO_DEVICES, dpo
+from tests.support.strategies import TWO_DEVICES, dpo
 
 CERTIFICATE = certify_plan(preset("flattening", dpo(), TWO_DEVICES, TWO_DEVICES.whole), dpo(), WORKLOAD, "cpu")
 

@@ -6,8 +6,8 @@ from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.training.inputs import at_commits
-from tests.hub_stand_in import in_this_process, stand_in
-from tests.tiny import make_model
+from tests.support.hub_stand_in import in_this_process, stand_in
+from tests.support.tiny import make_model
 
 
 @pytest.fixture

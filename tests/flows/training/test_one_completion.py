@@ -27,8 +27,8 @@ from prefect_rlhf.placement.planner.preset_plan import preset_result
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.plans.presets import PRESETS
-from tests.cases import combinations, first
-from tests.strategies import dpo, ppo, remax
+from tests.support.cases import combinations, first
+from tests.support.strategies import dpo, ppo, remax
 
 GRAPHS = {
     graph.name: replace(graph, calls=tuple(replace(call, num_rows=32) for call in graph))

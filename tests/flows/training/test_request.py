@@ -20,8 +20,8 @@ from prefect_rlhf.tasks.rl.settings.online import PPO
 from prefect_rlhf.tasks.settings import Optimizer, Settings, Update
 from prefect_rlhf.tasks.tracing.calls import generate, inference, train_step
 from tests.flows.test_algorithms import traced
+from tests.support.tiny import make_model, make_prompts
 from tests.tasks.small_tokenizer import TEMPLATE, WORDS
-from tests.tiny import make_model, make_prompts
 
 pytestmark = pytest.mark.quick
 

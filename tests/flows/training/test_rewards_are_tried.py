@@ -7,8 +7,8 @@ from prefect_rlhf.flows.training import request
 from prefect_rlhf.flows.training.run import prepare
 from prefect_rlhf.flows.training.spec.run_spec import asked_run
 from prefect_rlhf.placement.devices.mesh import ClusterShape
-from tests.runs import whole
-from tests.tiny import ppo_parameters
+from tests.support.runs import whole
+from tests.support.tiny import ppo_parameters
 
 DESK = whole(ClusterShape("desk", num_nodes=1, devices_per_node=1, device_memory_bytes=8 << 30))
 

@@ -8,7 +8,7 @@ from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.reward import reward
 from prefect_rlhf.flows.training.inputs import longest_sequence, read_run_inputs
 from prefect_rlhf.flows.training.workload import run_workload
-from tests.tiny import make_model, make_pairs, ppo_parameters
+from tests.support.tiny import make_model, make_pairs, ppo_parameters
 
 pytestmark = pytest.mark.quick
 

@@ -26,9 +26,9 @@ from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.rows.moves import row_transfers
 from prefect_rlhf.placement.rows.shares import placed_call, rows_held
 from prefect_rlhf.placement.schedule.schedule import schedule
-from tests.cases import examples
-from tests.groups_of_steps import in_groups
-from tests.strategies import (
+from tests.support.cases import examples
+from tests.support.groups_of_steps import in_groups
+from tests.support.strategies import (
     GIB,
     ROLLOUT,
     TWO_DEVICES,

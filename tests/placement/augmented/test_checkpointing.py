@@ -16,9 +16,9 @@ from prefect_rlhf.placement.augmented.unroll import latest_run
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.plan import instances, offloaded_parts, trained_instance
 from prefect_rlhf.placement.planner.preset_plan import preset
-from tests.cases import examples
-from tests.groups_of_steps import in_groups
-from tests.strategies import GIB, TWO_DEVICES, dependency_graph, graphs, plans, ppo
+from tests.support.cases import examples
+from tests.support.groups_of_steps import in_groups
+from tests.support.strategies import GIB, TWO_DEVICES, dependency_graph, graphs, plans, ppo
 
 FOUR_DEVICES = ClusterShape("four", 1, 4, 8 * GIB)
 EVERY = st.sampled_from([None, 1, 2, 3])

@@ -17,7 +17,7 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.certificate import certify
 from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.planner.preset_plan import preset
-from tests.strategies import GIB, dependency_graph, placed, ppo
+from tests.support.strategies import GIB, dependency_graph, placed, ppo
 
 ONE = ClusterShape("one", 1, 1, 8 * GIB, backend="cpu")
 ELEMENTS = 512 * 128 + 4 * (2 * 128 * 128 + 2 * 64 * 128 + 3 * 256 * 128 + 2 * 128) + 128  # of the small model

@@ -18,7 +18,7 @@ from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.rows.partition import Part
 from prefect_rlhf.placement.rows.shares import partition_of, placed_call
 from prefect_rlhf.placement.schedule.schedule import schedule
-from tests.strategies import GIB, dependency_graph, placed, ppo
+from tests.support.strategies import GIB, dependency_graph, placed, ppo
 
 pytestmark = pytest.mark.quick
 

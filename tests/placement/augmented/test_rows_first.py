@@ -10,8 +10,8 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.schedule.schedule import schedule
-from tests.cases import examples
-from tests.strategies import (
+from tests.support.cases import examples
+from tests.support.strategies import (
     GIB,
     ROLLOUT,
     SCORES,

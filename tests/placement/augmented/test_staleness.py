@@ -22,8 +22,8 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.schedule.schedule import schedule
-from tests.cases import examples
-from tests.strategies import GIB, TWO_DEVICES, dependency_graph, placed, plans, ppo, remax
+from tests.support.cases import examples
+from tests.support.strategies import GIB, TWO_DEVICES, dependency_graph, placed, plans, ppo, remax
 
 pytestmark = pytest.mark.quick
 

@@ -22,10 +22,10 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.presets import PRESETS
-from tests.cases import examples
-from tests.groups_of_steps import in_groups
 from tests.placement.augmented.test_checkpointing import DevicesAndDisk
-from tests.strategies import GIB, HELD_OUT, ROLLOUT, call, dpo, following, generated, placed, plans, ppo, remax
+from tests.support.cases import examples
+from tests.support.groups_of_steps import in_groups
+from tests.support.strategies import GIB, HELD_OUT, ROLLOUT, call, dpo, following, generated, placed, plans, ppo, remax
 
 FOUR_DEVICES = ClusterShape("four", 1, 4, 8 * GIB)
 FOUR_NODES = ClusterShape("four_nodes", 4, 2, 8 * GIB)

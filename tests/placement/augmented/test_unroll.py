@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from prefect_rlhf.errors.errors import GraphError
 from prefect_rlhf.placement.augmented.unroll import unroll
 from prefect_rlhf.placement.graph import DataflowGraph, Dataset
-from tests.strategies import HELD_OUT, call, dpo, generated, graphs, model, ppo, remax
+from tests.support.strategies import HELD_OUT, call, dpo, generated, graphs, model, ppo, remax
 
 pytestmark = pytest.mark.quick
 

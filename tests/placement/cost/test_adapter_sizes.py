@@ -28,11 +28,11 @@ from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.models.weights import num_parameters, parts, weights_of
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.planner.space.least_moves import least_move_seconds
-from tests.cases import examples
 from tests.placement.cost.test_moves import CLUSTER, SHAPES, placed
 from tests.placement.planner.space.test_least_moves import as_candidate
 from tests.placement.planner.space.test_least_moves import instances as anywhere
-from tests.strategies import MIXTURE, SMALL
+from tests.support.cases import examples
+from tests.support.strategies import MIXTURE, SMALL
 
 pytestmark = pytest.mark.quick
 

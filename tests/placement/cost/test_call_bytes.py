@@ -15,8 +15,8 @@ from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.regions import num_elements
 from prefect_rlhf.placement.models.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.models.model import ModelSpec
-from tests.layouts import megatron_layout
-from tests.strategies import MIXTURE, SMALL
+from tests.support.layouts import megatron_layout
+from tests.support.strategies import MIXTURE, SMALL
 
 LLAMA = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])
 WORKLOAD = Workload.fixed(512, 512)

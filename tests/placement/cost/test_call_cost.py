@@ -23,7 +23,7 @@ from prefect_rlhf.placement.graph import Operation, Term
 from prefect_rlhf.placement.models.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.models.weights import num_parameters
-from tests.strategies import ppo
+from tests.support.strategies import ppo
 
 LLAMA = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])
 H100 = Hardware(DATASHEETS["h100"], 8, NETWORKS["roce-3200"])

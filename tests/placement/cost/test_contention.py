@@ -22,7 +22,7 @@ from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.schedule.estimate import estimate, estimate_with, predict
 from tests.placement.cost.times.test_profile import PROFILE, SIZES
-from tests.strategies import ppo
+from tests.support.strategies import ppo
 
 HALF_A_CORE = ((1, 2, 4), (1.0, 1.25, 2.5))
 """Of four devices on two cores: alone, two of them and all of them."""

@@ -28,7 +28,7 @@ from prefect_rlhf.placement.layout.reshard import reshard
 from prefect_rlhf.placement.models.model import QUERY_BIASES, ModelSpec
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.rows.moves import DeviceTransfer
-from tests.strategies import GEMMA3, MIXTURE, SMALL, divisors
+from tests.support.strategies import GEMMA3, MIXTURE, SMALL, divisors
 
 pytestmark = pytest.mark.quick
 

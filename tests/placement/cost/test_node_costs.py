@@ -18,7 +18,7 @@ from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.models.weights import num_parameters
 from prefect_rlhf.placement.planner.preset_plan import preset
-from tests.strategies import TWO_DEVICES, placed, ppo
+from tests.support.strategies import TWO_DEVICES, placed, ppo
 
 HARDWARE = Hardware(DATASHEETS["h100"], 2)
 WORKLOAD = Workload.fixed(64, 64)

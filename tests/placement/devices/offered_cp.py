@@ -45,7 +45,7 @@ def answers() -> dict[str, object]:
     from prefect_rlhf.placement.plans.check import violations
     from prefect_rlhf.placement.plans.plan_file import parse_plan, plan_yaml
     from prefect_rlhf.tasks.reporting.pictures.text import plan_rows
-    from tests.strategies import GIB, dpo
+    from tests.support.strategies import GIB, dpo
 
     strategy = Strategy(dp=2, tp=2, cp=2)
     cluster, graph = ClusterShape("desk", 1, 8, 64 * GIB), dpo()

@@ -16,8 +16,8 @@ from prefect_rlhf.placement.layout.reshard import reshard
 from prefect_rlhf.placement.models.model import Experts, TransformerShape
 from prefect_rlhf.placement.models.weights import parameters
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
-from tests.cases import examples
-from tests.strategies import GIB, SMALL, degrees, model, on, ppo
+from tests.support.cases import examples
+from tests.support.strategies import GIB, SMALL, degrees, model, on, ppo
 
 MESH = DeviceMesh(0, 2, 0, 4)
 FOUR_KV = replace(SMALL, num_kv_heads=4)

@@ -14,8 +14,8 @@ from prefect_rlhf.placement.layout.layout import layout_of, stages
 from prefect_rlhf.placement.models.model import QUERY_BIASES
 from prefect_rlhf.placement.models.weights import num_parameters
 from prefect_rlhf.placement.plan import ModelInstance
-from tests.layouts import megatron_layout, vllm_layout
-from tests.strategies import GEMMA3, MIXTURE, QWEN2, QWEN3, SMALL, SMOLLM2, model
+from tests.support.layouts import megatron_layout, vllm_layout
+from tests.support.strategies import GEMMA3, MIXTURE, QWEN2, QWEN3, SMALL, SMOLLM2, model
 
 pytestmark = pytest.mark.quick
 

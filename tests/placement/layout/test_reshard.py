@@ -16,9 +16,9 @@ from prefect_rlhf.placement.layout.layout import Layout, layout_of
 from prefect_rlhf.placement.layout.reshard import reshard
 from prefect_rlhf.placement.models.weights import parameters
 from prefect_rlhf.placement.plan import ModelInstance
-from tests.cases import examples
-from tests.layouts import megatron_layout, num_lacking, vllm_layout
-from tests.strategies import SMALL, degrees, meshes, model
+from tests.support.cases import examples
+from tests.support.layouts import megatron_layout, num_lacking, vllm_layout
+from tests.support.strategies import SMALL, degrees, meshes, model
 
 SHAPES = {"a": (6,), "b": (6, 4)}
 

@@ -13,7 +13,7 @@ from prefect_rlhf.placement.memory.certificate import certify_plan
 from prefect_rlhf.placement.models.weights import num_parameters
 from prefect_rlhf.placement.plan import ExecutionPlan, instances
 from prefect_rlhf.placement.plans.switch import closed_instances
-from tests.strategies import GIB, QWEN3, SMALL, call, model, on
+from tests.support.strategies import GIB, QWEN3, SMALL, call, model, on
 
 CLUSTER = ClusterShape("two", 1, 2, 8 * GIB)
 ROLLOUT = ("tokens", "prompt_length", "logprobs")

@@ -16,7 +16,7 @@ from prefect_rlhf.placement.models.weights import num_parameters, parts
 from prefect_rlhf.placement.plan import ExecutionPlan, instances
 from prefect_rlhf.placement.planner.question import with_copies_agreed
 from prefect_rlhf.placement.plans.check import check_plan
-from tests.strategies import GIB, PROMPTS, QWEN2, QWEN3, SMALL, call, on, ppo
+from tests.support.strategies import GIB, PROMPTS, QWEN2, QWEN3, SMALL, call, on, ppo
 
 pytestmark = pytest.mark.quick
 

@@ -14,7 +14,7 @@ from prefect_rlhf.placement.memory.holdings import ResidentBytes
 from prefect_rlhf.placement.models.known_models import known_shape
 from prefect_rlhf.placement.plan import instances
 from prefect_rlhf.placement.planner.preset_plan import preset
-from tests.strategies import GIB, dpo, placed, ppo
+from tests.support.strategies import GIB, dpo, placed, ppo
 
 EIGHT = ClusterShape("eight", 1, 8, 80 * GIB)
 KEPT = {"actor": {"weights": 10, "gradients": 20, "optimizer": 5}, "ref": {"weights": 7}}

@@ -20,9 +20,22 @@ from prefect_rlhf.placement.memory.certificate import certify
 from prefect_rlhf.placement.memory.savings import with_changes
 from prefect_rlhf.placement.plan import instances, offloaded_parts
 from prefect_rlhf.placement.planner.preset_plan import preset
-from tests.by_device import instance_holdings
-from tests.cases import examples
-from tests.strategies import GEMMA3, GIB, MIXTURE, QWEN2, QWEN3, SMALL, TWO_DEVICES, dpo, graphs, placed, plans, ppo
+from tests.support.by_device import instance_holdings
+from tests.support.cases import examples
+from tests.support.strategies import (
+    GEMMA3,
+    GIB,
+    MIXTURE,
+    QWEN2,
+    QWEN3,
+    SMALL,
+    TWO_DEVICES,
+    dpo,
+    graphs,
+    placed,
+    plans,
+    ppo,
+)
 
 pytestmark = pytest.mark.quick
 

@@ -18,7 +18,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.stated_words import with_words
-from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, dpo, on, ppo
+from tests.support.strategies import GIB, SMOLLM2, TWO_DEVICES, dpo, on, ppo
 
 GRAPH = ppo()
 PLAN = preset("flattening", GRAPH, TWO_DEVICES, TWO_DEVICES.whole)

@@ -13,7 +13,7 @@ from prefect_rlhf.placement.memory.fit import check_fits
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.preset_plan import preset
 from tests.placement.planner.test_planner import GRAPHS, WORKLOAD
-from tests.strategies import GIB, TWO_DEVICES, on, placed, ppo
+from tests.support.strategies import GIB, TWO_DEVICES, on, placed, ppo
 
 GRAPH = GRAPHS["dpo"]
 TWO_NODES = ClusterShape("two", 2, 2, 80 * GIB)

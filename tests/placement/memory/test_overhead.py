@@ -13,7 +13,7 @@ from prefect_rlhf.placement.memory.certificate import certify_plan
 from prefect_rlhf.placement.memory.overhead import DEVICE, call_overhead, communicator_bytes, overhead, torch_limits
 from prefect_rlhf.placement.plan import instances
 from prefect_rlhf.placement.planner.preset_plan import preset
-from tests.strategies import GIB, MIXTURE, SMALL, dpo, graphs, placed, plans, ppo
+from tests.support.strategies import GIB, MIXTURE, SMALL, dpo, graphs, placed, plans, ppo
 
 EIGHT = ClusterShape("eight", 1, 8, 80 * GIB)
 WORK = Workload.fixed(8, 8)

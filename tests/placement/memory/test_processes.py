@@ -15,7 +15,7 @@ from prefect_rlhf.placement.memory.processes import (
     host_needs,
 )
 from prefect_rlhf.placement.planner.preset_plan import preset
-from tests.strategies import GIB, TWO_DEVICES, placed, ppo
+from tests.support.strategies import GIB, TWO_DEVICES, placed, ppo
 
 ONE, TWO_NODES = ClusterShape("one", 1, 1, 8 * GIB), ClusterShape("nodes", 2, 2, 8 * GIB)
 

@@ -12,7 +12,7 @@ from prefect_rlhf.placement.memory.overhead import torch_limits
 from prefect_rlhf.placement.memory.processes import ALLOCATOR_SHARES, rank_program_bytes
 from prefect_rlhf.placement.memory.room import CARD_ROOM, with_room, without_room
 from prefect_rlhf.placement.plan import ExecutionPlan
-from tests.strategies import dpo, on
+from tests.support.strategies import dpo, on
 
 CARD = ClusterShape("card", 1, 8, 80 * GIB)
 

@@ -14,7 +14,7 @@ from prefect_rlhf.placement.memory.savings import CACHE_STEP, LARGE_TOKENS, Savi
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement, instances
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.check import check_plan
-from tests.strategies import GIB, dpo, on, ppo, remax
+from tests.support.strategies import GIB, dpo, on, ppo, remax
 
 LONGEST = 200  # tokens of a row: activations are most of the memory
 ROWS = {"ppo": 24, "dpo": 12, "remax": 20}

@@ -9,7 +9,7 @@ from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.layout import engine_layout
 from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.models.weights import further_parameters, named_weights, num_parameters, parts, weights_of
-from tests.strategies import MIXTURE, QWEN3, SMALL, model
+from tests.support.strategies import MIXTURE, QWEN3, SMALL, model
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

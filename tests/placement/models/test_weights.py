@@ -8,7 +8,7 @@ import pytest
 from prefect_rlhf.placement.layout.layout import held_parts
 from prefect_rlhf.placement.models import weights as of_models
 from prefect_rlhf.placement.models.weights import Parameter, Part, further_parameters, parameters, weights_of
-from tests.strategies import QWEN3, SMALL, model, ppo
+from tests.support.strategies import QWEN3, SMALL, model, ppo
 
 
 @pytest.mark.parametrize(

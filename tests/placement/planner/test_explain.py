@@ -22,7 +22,7 @@ from prefect_rlhf.placement.search.alternatives import alternatives
 from prefect_rlhf.placement.search.driver import search
 from tests.placement.search import plain
 from tests.placement.search.test_driver import two_calls
-from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, model, placed, ppo
+from tests.support.strategies import GIB, SMOLLM2, TWO_DEVICES, model, placed, ppo
 
 WORKLOAD = Workload.fixed(128, 128)
 ROOMY = replace(TWO_DEVICES, device_memory_bytes=16 * GIB)

@@ -38,9 +38,9 @@ from prefect_rlhf.placement.plans.plan_file import read_plan
 from prefect_rlhf.placement.schedule.estimate import estimate_with, without_evaluation
 from prefect_rlhf.tasks.rl.settings.online import GRPO
 from tests.flows.test_algorithms import traced
-from tests.plan_matrix import plan
-from tests.runs import plan_file
-from tests.strategies import SMOLLM2, TWO_DEVICES
+from tests.support.plan_matrix import plan
+from tests.support.runs import plan_file
+from tests.support.strategies import SMOLLM2, TWO_DEVICES
 
 MACHINES: Mapping[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "measured_machines.json").read_text())
 PROMPT, RESPONSE = 6, 24  # tokens of the demo's rows

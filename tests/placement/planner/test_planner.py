@@ -36,8 +36,8 @@ from prefect_rlhf.placement.schedule.estimate import estimate
 from prefect_rlhf.placement.schedule.schedule import schedule
 from prefect_rlhf.placement.search.driver import prove
 from prefect_rlhf.placement.search.problem import PlannedCall, Problem
-from tests.cases import combinations, examples, first
-from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, critic_first, dpo, model, plans, ppo, remax, uneven
+from tests.support.cases import combinations, examples, first
+from tests.support.strategies import GIB, SMOLLM2, TWO_DEVICES, critic_first, dpo, model, plans, ppo, remax, uneven
 
 WORKLOAD = Workload.fixed(128, 128)
 SOURCES = CostSources.equal_nodes(Hardware(DATASHEETS["h100"], 2, efficiency=Efficiency(call_seconds=0.05)), 1)

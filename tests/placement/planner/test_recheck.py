@@ -27,7 +27,7 @@ from prefect_rlhf.placement.planner.recheck import LEAST_GAIN, recheck, with_lar
 from prefect_rlhf.placement.schedule.estimate import without_evaluation
 from prefect_rlhf.tasks.rl.settings.online import GRPO
 from tests.flows.test_algorithms import traced
-from tests.strategies import SMOLLM2, TWO_DEVICES, dpo, model, ppo, remax
+from tests.support.strategies import SMOLLM2, TWO_DEVICES, dpo, model, ppo, remax
 
 ROWS, TWENTY = 16, LengthDistribution.fixed(20)
 TRUE = Correction(compute=1 / 6.7, link=2.7, eager_launch=3.75)

@@ -12,8 +12,8 @@ from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.search.budget import EVALUATIONS, Budget, Meter
-from tests.cases import first
 from tests.placement.planner.test_planner import GRAPHS, question
+from tests.support.cases import first
 
 EVALUATED = 30_000
 PROGRAM = """

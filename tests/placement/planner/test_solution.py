@@ -11,7 +11,7 @@ from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.solution import fitting, made_to_fit, repaired
 from tests.placement.planner.test_planner import GRAPHS, question
-from tests.strategies import GIB, plans
+from tests.support.strategies import GIB, plans
 
 LARGE = ClusterShape("large", 1, 2, 80 * GIB)
 FOUR = ClusterShape("four", 1, 4, 8 * GIB)

@@ -18,8 +18,8 @@ from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
 from prefect_rlhf.placement.schedule.estimate import estimate
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.problem import PairNode
-from tests.cases import examples
-from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, model, plans, ppo
+from tests.support.cases import examples
+from tests.support.strategies import GIB, SMOLLM2, TWO_DEVICES, model, plans, ppo
 
 WORKLOAD = Workload.fixed(128, 128)
 SOURCES = CostSources.equal_nodes(Hardware(DATASHEETS["h100"], 2), 1)

@@ -14,7 +14,7 @@ from prefect_rlhf.placement.models.model import Experts
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.check import able_engines, check_plan, violations
 from prefect_rlhf.placement.row_set import Choice
-from tests.strategies import GIB, MIXTURE, SMALL, dpo, model, on, placed, ppo, remax
+from tests.support.strategies import GIB, MIXTURE, SMALL, dpo, model, on, placed, ppo, remax
 
 pytestmark = pytest.mark.quick
 

@@ -16,7 +16,7 @@ from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.planner.space.candidates import CostContext, fitting_candidates
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.presets import PRESETS
-from tests.strategies import GIB, placed, ppo
+from tests.support.strategies import GIB, placed, ppo
 
 pytestmark = pytest.mark.quick
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.plans.plan_file import plan_json, plan_yaml, read_plan
-from tests.cases import examples
-from tests.strategies import GIB, plans, ppo
+from tests.support.cases import examples
+from tests.support.strategies import GIB, plans, ppo
 
 pytestmark = pytest.mark.quick
 

@@ -13,7 +13,7 @@ from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.presets import ALIASES, PRESETS, preset_named
-from tests.strategies import GIB, TWO_DEVICES, dpo, graphs, meshes, ppo, remax
+from tests.support.strategies import GIB, TWO_DEVICES, dpo, graphs, meshes, ppo, remax
 
 pytestmark = pytest.mark.quick
 

@@ -10,7 +10,7 @@ from prefect_rlhf.placement.memory.switch_memory import switch_loads
 from prefect_rlhf.placement.plan import instances, trained_instance
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.switch import closed_instances, moving_roles
-from tests.strategies import GIB, placed, ppo
+from tests.support.strategies import GIB, placed, ppo
 
 WORK = Workload.fixed(16, 8)
 FOUR = ClusterShape("four", 1, 4, 8 * GIB)

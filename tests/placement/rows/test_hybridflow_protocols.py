@@ -15,7 +15,7 @@ from prefect_rlhf.placement.devices.strategy import Coordinate
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.rows.moves import row_transfers
 from prefect_rlhf.placement.rows.partition import RowIndices
-from tests.strategies import GIB, on, ppo
+from tests.support.strategies import GIB, on, ppo
 
 CLUSTER = ClusterShape("two_nodes", 2, 8, 8 * GIB)
 ALL: RowIndices = tuple(range(8))

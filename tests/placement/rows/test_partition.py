@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.rows.partition import RowPartition, balance
-from tests.cases import examples
+from tests.support.cases import examples
 
 pytestmark = pytest.mark.quick
 

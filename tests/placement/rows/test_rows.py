@@ -14,8 +14,8 @@ from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.rows.moves import row_moves, row_transfers
 from prefect_rlhf.placement.rows.partition import RowPartition
 from prefect_rlhf.placement.rows.shares import partition_of, placed_call, rows_held
-from tests.cases import examples
-from tests.strategies import GIB, dpo, graphs, on, placed, plans, ppo
+from tests.support.cases import examples
+from tests.support.strategies import GIB, dpo, graphs, on, placed, plans, ppo
 
 pytestmark = pytest.mark.quick
 

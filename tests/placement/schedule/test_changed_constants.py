@@ -12,7 +12,7 @@ from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.planner.fitted_constants import corrected
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.schedule.changed_constants import WORK_OF, changed_seconds, strongest_dependence
-from tests.strategies import ppo
+from tests.support.strategies import ppo
 
 NODE = ClusterShape("node", 1, 4, 80 << 30)
 HARDWARE = Hardware(DATASHEETS["h100"], 4)

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefect_rlhf.placement.schedule.list_schedule import Job, job_spans
-from tests.cases import examples
 from tests.placement.schedule.test_schedule import job_lists
+from tests.support.cases import examples
 
 
 def one_core(running):

@@ -16,7 +16,7 @@ from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.schedule.estimate import estimate, predict, without_evaluation
 from prefect_rlhf.placement.schedule.schedule import schedule
 from prefect_rlhf.tasks.reporting.pictures.plan import schedule_bars
-from tests.strategies import TWO_DEVICES, ppo
+from tests.support.strategies import TWO_DEVICES, ppo
 
 GRAPH, WORKLOAD = ppo(evaluate_every=2), Workload.fixed(64, 64)
 PLAN = preset("split", GRAPH, TWO_DEVICES, TWO_DEVICES.whole)

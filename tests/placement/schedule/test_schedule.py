@@ -13,8 +13,8 @@ from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.schedule.list_schedule import Job, job_spans
 from prefect_rlhf.placement.schedule.schedule import STEPS_IN_FLIGHT, Schedule, schedule, steady_seconds
-from tests.cases import examples
-from tests.strategies import TWO_DEVICES, dpo, graphs, plans, ppo
+from tests.support.cases import examples
+from tests.support.strategies import TWO_DEVICES, dpo, graphs, plans, ppo
 
 pytestmark = pytest.mark.quick
 

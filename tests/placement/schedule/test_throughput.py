@@ -13,7 +13,7 @@ from prefect_rlhf.placement.models.known_models import known_shape
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.schedule.estimate import estimate
 from prefect_rlhf.placement.schedule.throughput import IterationWork, call_speeds, model_flops
-from tests.strategies import ppo, remax
+from tests.support.strategies import ppo, remax
 
 LLAMA = ModelSizes.of_shape(known_shape("llama-7b"))
 LAYERS, HIDDEN, INNER, VOCABULARY = 32, 4096, 11008, 32000

@@ -31,10 +31,10 @@ from prefect_rlhf.placement.search.rules.ready_first import ReadyFirst
 from prefect_rlhf.placement.search.rules.run_order import RunOrder
 from prefect_rlhf.placement.search.tables.rule import Rule
 from prefect_rlhf.placement.search.tables.tables import Tables, build_tables
-from tests.cases import first
 from tests.placement.search import plain
 from tests.placement.search.clusters import closed_file, ppo
 from tests.placement.search.random_problems import random_problem
+from tests.support.cases import first
 
 SEEDS = range(300)
 BLOCK = 20

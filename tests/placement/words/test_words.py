@@ -30,7 +30,7 @@ from prefect_rlhf.tasks.reporting.pictures.text import plan_rows
 from prefect_rlhf.tasks.running.commands import operation_fields
 from tests.house import files
 from tests.placement.planner.test_planner import GRAPHS, question
-from tests.strategies import GIB, TWO_DEVICES, ppo
+from tests.support.strategies import GIB, TWO_DEVICES, ppo
 
 pytestmark = pytest.mark.quick
 

@@ -18,8 +18,8 @@ from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS, BestModel, Evaluati
 from prefect_rlhf.tasks.checkpoints.folders import folder_of, keep_newest
 from prefect_rlhf.tasks.data.vocabulary import have_same_files
 from prefect_rlhf.tasks.model_shape import read_model_spec
+from tests.support.tiny import make_model
 from tests.tasks.small_tokenizer import save_bpe_tokenizer
-from tests.tiny import make_model
 
 pytestmark = pytest.mark.quick
 

@@ -21,8 +21,8 @@ from prefect_rlhf.tasks.checkpoints.folders import (
     newest_checkpoint,
 )
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity
-from tests.finished_steps import write_checkpoint, write_shards
-from tests.strategies import GIB, ppo
+from tests.support.finished_steps import write_checkpoint, write_shards
+from tests.support.strategies import GIB, ppo
 from tests.tasks import row_world
 
 ONE = ClusterShape("one", 1, 1, 8 * GIB)

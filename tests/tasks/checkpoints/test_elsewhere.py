@@ -20,8 +20,8 @@ from prefect_rlhf.tasks.checkpoints.folders import (
     newest_checkpoint,
     newest_finished,
 )
-from tests.finished_steps import write_checkpoint
-from tests.object_stores import names, s3_emulator
+from tests.support.finished_steps import write_checkpoint
+from tests.support.object_stores import names, s3_emulator
 from tests.tasks.checkpoints.test_checkpoint_folders import augmented
 
 

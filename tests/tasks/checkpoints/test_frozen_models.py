@@ -18,9 +18,9 @@ from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.tasks.checkpoints.folders import checkpoint_in
 from prefect_rlhf.tasks.checkpoints.frozen_models import check_frozen_models
-from tests.finished_steps import write_checkpoint
-from tests.runs import prepared, whole
-from tests.tiny import make_model, make_pairs
+from tests.support.finished_steps import write_checkpoint
+from tests.support.runs import prepared, whole
+from tests.support.tiny import make_model, make_pairs
 
 ONE_DEVICE = whole(ClusterShape("desk", 1, 1, 8 << 30))
 

@@ -13,7 +13,7 @@ from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.rl.losses import ppo_clip
 from prefect_rlhf.tasks.rl.settings.online import PPO
 from prefect_rlhf.tasks.tracing.operations import operation
-from tests.strategies import ppo
+from tests.support.strategies import ppo
 from tests.tasks import row_world
 
 pytestmark = pytest.mark.quick

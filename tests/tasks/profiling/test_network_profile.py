@@ -15,8 +15,8 @@ from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.tasks.profiling.bench import Sizes
 from prefect_rlhf.tasks.profiling.measure import measure
-from tests.ray_nodes import joined, ray_nodes, why_not
-from tests.strategies import dpo, model
+from tests.support.ray_nodes import joined, ray_nodes, why_not
+from tests.support.strategies import dpo, model
 
 pytestmark = [pytest.mark.slow, pytest.mark.all, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 

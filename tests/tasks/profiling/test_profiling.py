@@ -14,7 +14,7 @@ from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
 from prefect_rlhf.tasks.profiling.bench import Bench, Sizes, part_of
 from prefect_rlhf.tasks.profiling.measure import Findings, _keep_generation, held_up, measure
-from tests.nccl_rules import nccl_rules
+from tests.support.nccl_rules import nccl_rules
 
 pytestmark = pytest.mark.slow
 

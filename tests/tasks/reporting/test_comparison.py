@@ -14,7 +14,7 @@ from prefect_rlhf.tasks.reporting.comparison import ORCHESTRATION, compare, comp
 from prefect_rlhf.tasks.reporting.pictures.plan import schedule_bars
 from prefect_rlhf.tasks.reporting.pictures.timeline import timeline_svg
 from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan, read_spans
-from tests.strategies import TWO_DEVICES, dpo
+from tests.support.strategies import TWO_DEVICES, dpo
 
 WORKED = {"ref_inference": 2.0, "actor_train_step": 3.0}
 AUGMENTED = augment(dpo(), preset("flattening", dpo(), TWO_DEVICES, TWO_DEVICES.whole), 4)

@@ -13,7 +13,7 @@ from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.tasks.reporting.memory import MeasuredMemory
 from prefect_rlhf.tasks.running.outcome import outcome_of
 from tests.placement.planner.test_planner import WORKLOAD
-from tests.strategies import GIB, dpo
+from tests.support.strategies import GIB, dpo
 
 TWO = ClusterShape("two", 1, 2, 80 * GIB)
 PLAN = preset("flattening", dpo(), TWO, TWO.whole)

@@ -13,7 +13,7 @@ from prefect_rlhf.tasks.rl.kl import kl_k1, kl_k2, kl_k3, next_coefficient
 from prefect_rlhf.tasks.rl.masked import last_token, masked_mean, masked_variance, whiten
 from prefect_rlhf.tasks.rl.rewards import RunningScores, kl_penalised_rewards
 from prefect_rlhf.tasks.rl.settings.online import PPO, KLControl, ReMax
-from tests.cases import examples
+from tests.support.cases import examples
 
 pytestmark = pytest.mark.quick
 

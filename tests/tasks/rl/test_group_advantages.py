@@ -15,7 +15,7 @@ from prefect_rlhf.tasks.rl.group_advantages import grpo_advantages, informative
 from prefect_rlhf.tasks.rl.groups import group_metrics, group_scores
 from prefect_rlhf.tasks.rl.settings.online import GRPO
 from prefect_rlhf.tasks.rl.settings.policy import KLTerm, Overlong
-from tests.cases import examples
+from tests.support.cases import examples
 from tests.tasks.rl import trl_formulas as trl
 from tests.tasks.rl import verl_formulas as verl
 

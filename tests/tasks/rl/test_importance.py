@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.rl.importance import bounded, importance_ratio, importance_weights
 from prefect_rlhf.tasks.rl.settings.policy import Importance
-from tests.cases import examples
+from tests.support.cases import examples
 from tests.tasks.rl import trl_formulas as trl
 from tests.tasks.rl import verl_formulas as verl
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tests.device import DEVICE
-from tests.rounding import MODEL, within
+from tests.support.device import DEVICE
+from tests.support.rounding import MODEL, within
 from tests.tasks.rl.every_loss import every_loss, units_of
 from tests.tasks.rl.loss_sums import loss_sums
 

@@ -17,7 +17,7 @@ from prefect_rlhf.tasks.rl.settings.offline import DPO
 from prefect_rlhf.tasks.rl.settings.online import GRPO, PPO, KLTerm, ReMax
 from prefect_rlhf.tasks.rl.settings.policy import Importance
 from prefect_rlhf.tasks.rl.settings.safety import SafeRLHF
-from tests.cases import examples
+from tests.support.cases import examples
 
 pytestmark = pytest.mark.quick
 

@@ -13,7 +13,7 @@ from prefect_rlhf.tasks.rl.kl import kl_estimate
 from prefect_rlhf.tasks.rl.losses import grpo, ppo_clip
 from prefect_rlhf.tasks.rl.settings.online import GRPO, PPO
 from prefect_rlhf.tasks.rl.settings.policy import Importance, KLTerm
-from tests.cases import examples
+from tests.support.cases import examples
 from tests.tasks.rl import trl_formulas as trl
 from tests.tasks.rl import verl_formulas as verl
 from tests.tasks.rl.loss_sums import loss_sums

@@ -16,7 +16,7 @@ from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.schedule.schedule import schedule
 from prefect_rlhf.tasks.running.device_locks import DeviceLocks
-from tests.strategies import TWO_DEVICES, call, placed, ppo
+from tests.support.strategies import TWO_DEVICES, call, placed, ppo
 
 pytestmark = pytest.mark.quick
 

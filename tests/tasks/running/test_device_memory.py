@@ -13,7 +13,7 @@ from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.tasks.running import device_memory
 from prefect_rlhf.tasks.running.device_memory import check_device_memory, limit_torch
 from prefect_rlhf.tasks.running.training_run import TrainingRun
-from tests.strategies import dpo, placed, ppo
+from tests.support.strategies import dpo, placed, ppo
 from tests.tasks.small_tokenizer import alone
 
 GIB = 1 << 30

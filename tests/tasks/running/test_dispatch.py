@@ -19,7 +19,7 @@ from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.tasks.running.commands import call_commands
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
-from tests.strategies import GIB, ROLLOUT, call, on, ppo
+from tests.support.strategies import GIB, ROLLOUT, call, on, ppo
 from tests.tasks import row_world
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ from prefect_rlhf.tasks.running.journal import (
     read_spans,
     time_shares,
 )
-from tests.runs import read_lines
+from tests.support.runs import read_lines
 
 pytestmark = pytest.mark.quick
 

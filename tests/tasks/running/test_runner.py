@@ -23,8 +23,8 @@ from prefect_rlhf.tasks.running.outcome import NodeOutcome
 from prefect_rlhf.tasks.running.runner import GraphRunner
 from prefect_rlhf.tasks.running.stop_request import STOP_POLL_SECONDS, StopRequest
 from prefect_rlhf.tasks.server.failures import TASK_RUN_LOGGER
-from tests.cases import combinations, first
-from tests.strategies import TWO_DEVICES, ppo
+from tests.support.cases import combinations, first
+from tests.support.strategies import TWO_DEVICES, ppo
 from tests.tasks import row_world
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]

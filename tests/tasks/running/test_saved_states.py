@@ -11,7 +11,7 @@ from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, Manifest
 from prefect_rlhf.tasks.running.checkpoint_nodes import Checkpointing
 from prefect_rlhf.tasks.running.saved_states import LeftStates
-from tests.strategies import TWO_DEVICES, ppo
+from tests.support.strategies import TWO_DEVICES, ppo
 from tests.tasks import row_world
 
 pytestmark = pytest.mark.quick

@@ -23,7 +23,7 @@ from prefect_rlhf.placement.plan import instances
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.tasks.checkpoints.folders import folder_of, read_checkpoint
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
-from tests.strategies import GIB, ppo
+from tests.support.strategies import GIB, ppo
 from tests.tasks import row_world
 
 BONUS = Parameter("bonus.weight", (64, 8))

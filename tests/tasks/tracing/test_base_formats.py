@@ -12,7 +12,7 @@ from prefect_rlhf.placement.layout.layout import wrong_blocks, wrong_tp
 from prefect_rlhf.placement.models.adapter import AdapterSpec
 from prefect_rlhf.placement.models.weights import parts
 from prefect_rlhf.placement.plans.check import violations
-from tests.strategies import model, on
+from tests.support.strategies import model, on
 
 QUESTION = {
     "models": {"actor": "llama-7b", "critic": "llama-7b"},

@@ -19,7 +19,7 @@ from prefect_rlhf.tasks.rl.moving_reference import move_reference
 from prefect_rlhf.tasks.settings import MovingReference, Settings
 from prefect_rlhf.tasks.tracing.calls import follow, inference, train_step
 from prefect_rlhf.tasks.tracing.trace import trace_body
-from tests.strategies import GIB, SMALL, model
+from tests.support.strategies import GIB, SMALL, model
 
 pytestmark = pytest.mark.quick
 

@@ -26,8 +26,8 @@ from prefect_rlhf.tasks.trackers.follow import followed
 from prefect_rlhf.tasks.trackers.names import PEERS, tracked_name, tracked_values
 from prefect_rlhf.tasks.trackers.tracker_thread import MOST_WAITING
 from prefect_rlhf.tasks.trackers.tracking import Tracking, check_trackers
-from tests.tiny import ppo_parameters
-from tests.trackers_read_back import READ_BACK, kept, of_mlflow
+from tests.support.tiny import ppo_parameters
+from tests.support.trackers_read_back import READ_BACK, kept, of_mlflow
 
 LINES = [
     {"step": step, "actor_train.loss": 0.1 / step, "kl_penalised_rewards.kl": 1e-9 * step, "seconds": 3.0}

@@ -21,10 +21,10 @@ from prefect_rlhf.tasks.data.datasets import PromptDataset
 from prefect_rlhf.tasks.data.role_tokenizers import tokenizers_of
 from prefect_rlhf.tasks.tracing.trace import trace_body
 from prefect_rlhf.tasks.trial.try_operators import GANG, Trial, evaluation_of, try_operators
-from tests.cases import first
+from tests.support.cases import first
+from tests.support.tiny import make_prompts
 from tests.tasks.small_tokenizer import alone, save_bpe_tokenizer, save_small_tokenizer
 from tests.tasks.trial import author
-from tests.tiny import make_prompts
 
 SHAPE = TransformerShape(64, 128, 2, 4, 2, 16, 100, 64, 1e4, 1e-5, True)
 MODELS = {role: ModelSpec(role, role, head, SHAPE) for role, head in (("teacher", "scalar"), ("student", "lm"))}

@@ -20,8 +20,8 @@ from prefect_rlhf.tasks.settings import Sampling
 from prefect_rlhf.tasks.tracing.calls import generate, score
 from prefect_rlhf.tasks.tracing.trace import trace_body
 from prefect_rlhf.tasks.trial.try_rewards import made_up_rows, try_rewards
+from tests.support.tiny import make_pairs
 from tests.tasks.small_tokenizer import save_small_tokenizer
-from tests.tiny import make_pairs
 
 FILE = Path(__file__).parent / "rewards_tried.py"
 SHAPE = TransformerShape(64, 128, 2, 4, 2, 16, 100, 64, 1e4, 1e-5, True)

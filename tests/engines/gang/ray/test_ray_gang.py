@@ -22,9 +22,9 @@ from prefect_rlhf.files.remote_path import CACHE_VARIABLE, local_path
 from prefect_rlhf.tasks.ray_nodes import known_nodes
 from tests.engines.gang.test_gang import Probe, call
 from tests.flows.hardware.test_gpus import driver  # noqa: F401  a fixture
-from tests.object_stores import names, s3_emulator
-from tests.ray_nodes import joined, ray_nodes, why_not
-from tests.small_disk import small_disk
+from tests.support.object_stores import names, s3_emulator
+from tests.support.ray_nodes import joined, ray_nodes, why_not
+from tests.support.small_disk import small_disk
 
 OVER_NODES = [pytest.mark.skipif(bool(why_not()), reason=why_not()), pytest.mark.all, pytest.mark.slow]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}

@@ -4,7 +4,7 @@ import pytest
 
 from prefect_rlhf.engines.gang.ray.shared_folder import SharedFolder
 from prefect_rlhf.files.remote_path import CACHE_VARIABLE, local_path
-from tests.object_stores import gcs_emulator, names, point_s3_to, put, s3_emulator
+from tests.support.object_stores import gcs_emulator, names, point_s3_to, put, s3_emulator
 
 MARKERS = ["one", "two"]
 

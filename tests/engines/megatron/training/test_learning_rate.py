@@ -8,7 +8,7 @@ from transformers import get_cosine_with_min_lr_schedule_with_warmup, get_schedu
 
 from prefect_rlhf.engines.megatron.training.learning_rate import rate_share
 from prefect_rlhf.placement.models.model import OptimizerSpec
-from tests.cases import examples
+from tests.support.cases import examples
 
 pytestmark = pytest.mark.quick
 

@@ -11,8 +11,8 @@ from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.forms.dictionary.answer import every_dialect
 from prefect_rlhf.placement.devices.mesh import ClusterShape
-from tests.runs import prepared, whole
-from tests.tiny import make_model, make_pairs
+from tests.support.runs import prepared, whole
+from tests.support.tiny import make_model, make_pairs
 
 TWO_DEVICES = whole(ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30))
 REWARDS = """

@@ -35,7 +35,7 @@ from prefect_rlhf.placement.schedule.estimate import predict
 from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan
 from tests.flows.hardware.test_probes import DESK, HELD
 from tests.flows.test_algorithms import traced
-from tests.strategies import SMOLLM2, model
+from tests.support.strategies import SMOLLM2, model
 
 GRAPH = traced(ppo)
 GRAPH = replace(GRAPH, models=tuple(model(one.role, one.head, SMOLLM2) for one in GRAPH.models))

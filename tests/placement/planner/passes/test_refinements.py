@@ -8,7 +8,7 @@ from prefect_rlhf.placement.planner.passes.simplicity import is_nearly_full
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.planner.space.candidates import CostContext
 from tests.placement.planner.test_planner import GRAPHS, question
-from tests.strategies import GIB, placed
+from tests.support.strategies import GIB, placed
 
 LARGE = ClusterShape("large", 1, 2, 80 * GIB)
 TRAIN = "actor_train_step"

@@ -7,9 +7,9 @@ from prefect_rlhf.placement.planner.attempts import NEARLY
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.passes.simplicity import complexity, simplest
 from prefect_rlhf.placement.planner.preset_plan import preset
-from tests.cases import first
 from tests.placement.planner.test_planner import GRAPHS, planned, question
-from tests.strategies import GIB, placed
+from tests.support.cases import first
+from tests.support.strategies import GIB, placed
 
 LARGE = ClusterShape("large", 1, 2, 80 * GIB)
 

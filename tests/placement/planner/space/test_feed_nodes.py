@@ -15,9 +15,9 @@ from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.space.candidates import CostContext, candidate
 from prefect_rlhf.placement.planner.space.feed_nodes import surely_fed
-from tests.cases import first
 from tests.placement.planner.test_planner import GRAPHS, SOURCES, question
-from tests.strategies import GIB, plans
+from tests.support.cases import first
+from tests.support.strategies import GIB, plans
 
 FOUR_DEVICES = ClusterShape("four", 1, 4, 8 * GIB)
 SLOW_CONTROLLER = replace(SOURCES, orchestration_seconds=0.1)

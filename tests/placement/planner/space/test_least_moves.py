@@ -15,7 +15,7 @@ from prefect_rlhf.placement.models.model import Experts, TransformerShape
 from prefect_rlhf.placement.plan import ModelInstance, Placement
 from prefect_rlhf.placement.planner.space.candidates import Candidate, MemoryBounds
 from prefect_rlhf.placement.planner.space.least_moves import Chain, Spread, least_move_seconds, network_layers
-from tests.cases import examples
+from tests.support.cases import examples
 
 SHAPE = TransformerShape(64, 128, 7, 4, 4, 16, 32, 128, 1e4, 1e-5, tied_embeddings=False)
 SIZES = ModelSizes.of_shape(replace(SHAPE, family="mixtral", experts=Experts(8, 2)))

@@ -19,7 +19,7 @@ from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.space.candidates import CostContext, candidate, fitting_candidates
 from prefect_rlhf.placement.plans.check import violations
 from tests.placement.planner.test_planner import GRAPHS, question
-from tests.strategies import GIB, TWO_DEVICES, dpo, model, placed
+from tests.support.strategies import GIB, TWO_DEVICES, dpo, model, placed
 
 TRAIN = "actor_train_step"
 LAYERS = 30  # of each model of GRAPHS

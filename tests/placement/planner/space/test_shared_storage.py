@@ -16,7 +16,7 @@ from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.schedule.estimate import estimate
 from tests.placement.layout.test_sharing import judged
-from tests.strategies import GIB, SMOLLM2, on
+from tests.support.strategies import GIB, SMOLLM2, on
 
 WORK = Workload.fixed(128, 128)
 LENT_GIB = 3.35  # a plan needs 3.25 with one base in both engines, and 3.47 with two

@@ -32,8 +32,8 @@ from prefect_rlhf.placement.plans.check import check_plan, violations
 from prefect_rlhf.placement.plans.plan_file import plan_yaml, read_plan
 from prefect_rlhf.placement.rows.shares import num_groups
 from prefect_rlhf.placement.words.rows_first import sends_rows
-from tests.cases import first
-from tests.strategies import divisors
+from tests.support.cases import first
+from tests.support.strategies import divisors
 
 LINES = QUESTIONS.read_text().splitlines()
 FEW = (

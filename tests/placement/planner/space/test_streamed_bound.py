@@ -27,7 +27,7 @@ from prefect_rlhf.placement.search.driver import prove, search
 from prefect_rlhf.placement.search.problem import Problem
 from tests.placement.planner.test_planner import GRAPHS
 from tests.placement.planner.test_planner import question as question_of
-from tests.strategies import GIB, ROLLOUT, call, dpo, grouped, model, on, ppo, remax
+from tests.support.strategies import GIB, ROLLOUT, call, dpo, grouped, model, on, ppo, remax
 
 ROWS = 2048
 SHAPE = replace(

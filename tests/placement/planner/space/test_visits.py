@@ -11,7 +11,7 @@ from prefect_rlhf.placement.memory.windows import Precedence, windows
 from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.space.visits import visits_after, visits_between
 from tests.placement.planner.test_planner import GRAPHS, question
-from tests.strategies import GIB, on
+from tests.support.strategies import GIB, on
 
 TWO = ClusterShape("two", 1, 2, 60 * GIB)
 

@@ -14,7 +14,7 @@ from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.planner.space.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.space.restrictions import pinned
 from prefect_rlhf.placement.search.driver import search
-from tests.strategies import GIB, ROLLOUT, call, generated, model
+from tests.support.strategies import GIB, ROLLOUT, call, generated, model
 
 ROWS = 16
 FIRST, SECOND, TRAIN = "actor_generate", "actor_generate_baseline", "actor_train_step"

@@ -10,7 +10,7 @@ from huggingface_hub import constants
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.storage.inputs import pinned_dataset
 from prefect_rlhf.tasks.data.stored.stored_rows import StoredRows
-from tests.hub_stand_in import in_this_process, stand_in
+from tests.support.hub_stand_in import in_this_process, stand_in
 
 
 @pytest.fixture

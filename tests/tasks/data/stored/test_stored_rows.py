@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.stored.stored_rows import StoredRows
-from tests.cases import examples
+from tests.support.cases import examples
 from tests.tasks.data.stored import json_lines, parquet, saved, saved_splits
 
 ROWS = [

@@ -3,7 +3,7 @@
 from xml.etree import ElementTree
 
 from prefect_rlhf.tasks.reporting.pictures.dataflow import dataflow_svg, dataflow_text, floors
-from tests.strategies import ppo
+from tests.support.strategies import ppo
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -15,7 +15,7 @@ from prefect_rlhf.placement.schedule.schedule import schedule
 from prefect_rlhf.tasks.reporting.pictures.plan import schedule_bars
 from prefect_rlhf.tasks.reporting.pictures.text import graph_text, plan_rows, plan_text
 from prefect_rlhf.tasks.reporting.pictures.timeline import COLOURS, Bar, timeline_svg
-from tests.strategies import TWO_DEVICES, ppo
+from tests.support.strategies import TWO_DEVICES, ppo
 
 PLAN = preset("flattening", ppo(), TWO_DEVICES, TWO_DEVICES.whole)
 SVG = "{http://www.w3.org/2000/svg}"

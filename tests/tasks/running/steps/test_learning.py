@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prefect_rlhf.errors.errors import MISTAKES
 from prefect_rlhf.placement.graph import DataflowGraph, Dataset, Operation, PlayBounds
 from prefect_rlhf.tasks.running.steps.learning import WARN_AFTER, Findings, Learning
-from tests.strategies import ROLLOUT, call, dpo, generated, model, ppo
+from tests.support.strategies import ROLLOUT, call, dpo, generated, model, ppo
 
 pytestmark = pytest.mark.quick
 

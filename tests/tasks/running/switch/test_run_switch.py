@@ -15,8 +15,8 @@ from prefect_rlhf.tasks.running.journal import Journal, read_spans
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
 from prefect_rlhf.tasks.running.stop_request import STOP_POLL_SECONDS, StopRequest
 from prefect_rlhf.tasks.running.switch import run_switch
-from tests.cases import first
-from tests.strategies import TWO_DEVICES, ppo
+from tests.support.cases import first
+from tests.support.strategies import TWO_DEVICES, ppo
 from tests.tasks import row_world
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]

@@ -1,6 +1,6 @@
 """The processes of a deployed run with a play that looks for credentials in all of them.
 
-    python -m tests.secrets_tree FOLDER
+    python -m tests.support.secrets_tree FOLDER
 
 It stands for the worker: it starts the run's process under its keeper, which opens a gang of two ranks, and each rank
 calls a reward and a play. The play writes down each process whose variables or command line had a secret in them. The
@@ -26,8 +26,8 @@ from prefect_rlhf.engines.weights.rank_transfers import RankTransfers, WeightMes
 from prefect_rlhf.engines.weights.read_peer_memory import read_peer_memory
 from prefect_rlhf.files.environment import hide
 from prefect_rlhf.tasks.play import Play
-from tests import secrets_functions
-from tests.secrets_functions import NAMES
+from tests.support import secrets_functions
+from tests.support.secrets_functions import NAMES
 
 RUN = "5ec7e7a1-0000-0000-0000-000000000000"
 SECONDS = 120.0
@@ -84,9 +84,9 @@ async def work(folder: str) -> int:
 
     hide()
     variables = os.environ | {"PREFECT__FLOW_RUN_ID": RUN}
-    command = [sys.executable, "-m", "tests.secrets_tree", folder, "control"]
+    command = [sys.executable, "-m", "tests.support.secrets_tree", folder, "control"]
     process = await FlowProcess.start(
-        RUN, command, environment=variables, working_dir=str(Path(__file__).parents[1]), grace_seconds=1.0
+        RUN, command, environment=variables, working_dir=str(Path(__file__).parents[2]), grace_seconds=1.0
     )
     await process.ended(SECONDS)
     await process.stop()
@@ -95,7 +95,7 @@ async def work(folder: str) -> int:
 
 if __name__ == "__main__":
     if sys.argv[2:] == ["control"]:
-        from tests import secrets_tree  # not this module's classes: ranks have another main module
+        from tests.support import secrets_tree  # not this module's classes: ranks have another main module
 
         secrets_tree.control(sys.argv[1])
     else:

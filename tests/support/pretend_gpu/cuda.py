@@ -16,8 +16,8 @@ from megatron.core.tensor_parallel import layers
 from torch._C._distributed_c10d import HashStore
 from torch.overrides import TorchFunctionMode
 
-from tests.pretend_gpu.counts import Counts
-from tests.pretend_gpu.tensor import DEVICE, GpuMode, GpuTensor, Operation
+from tests.support.pretend_gpu.counts import Counts
+from tests.support.pretend_gpu.tensor import DEVICE, GpuMode, GpuTensor, Operation
 
 TOTAL_BYTES = 80 << 30
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.pretend_gpu.counts import Counts
-from tests.pretend_gpu.noise import add_noise
+from tests.support.pretend_gpu.counts import Counts
+from tests.support.pretend_gpu.noise import add_noise
 
 DEVICE, HOST = torch.device("cuda", 0), torch.device("cpu")
 aten = torch.ops.aten

@@ -7,7 +7,7 @@ as a GPU's do, and two runs on it are equal bit for bit. Limits: it computes wit
 order, and collectives go through gloo.
 """
 
-from tests.pretend_gpu.cuda import PretendGpu, pretend_gpu
-from tests.pretend_gpu.tensor import DEVICE, GpuTensor
+from tests.support.pretend_gpu.cuda import PretendGpu, pretend_gpu
+from tests.support.pretend_gpu.tensor import DEVICE, GpuTensor
 
 __all__ = ["DEVICE", "GpuTensor", "PretendGpu", "pretend_gpu"]

@@ -12,7 +12,7 @@ from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.testing.utilities import prefect_test_harness
 
-from tests.migrated_database import put_database
+from tests.support.migrated_database import put_database
 
 
 @contextmanager

@@ -17,11 +17,11 @@ from prefect.states import State
 from prefect_rlhf.flows.algorithm.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
-from tests.authors import keeps_best, keeps_pairs, with_pretraining
-from tests.runs import COMPUTATIONS, Compact, Result, end, leased, num_devices, plan_file
-from tests.tiny import make_model, make_pairs, make_prompts
+from tests.support.authors import keeps_best, keeps_pairs, with_pretraining
+from tests.support.runs import COMPUTATIONS, Compact, Result, end, leased, num_devices, plan_file
+from tests.support.tiny import make_model, make_pairs, make_prompts
 
-PLAYS = Path(__file__).parent / "flows" / "plays.py"
+PLAYS = Path(__file__).parents[1] / "flows" / "plays.py"
 ROWS, MINI_BATCHES, STEPS = 16, 2, 2
 OPTIMIZER = {"lr": 2e-3, "eps": 1e-3}
 SEED = 2  # seed 1 draws tokens so unlikely that the first gradient has a norm of 80, which rounds beyond 1e-5
@@ -155,7 +155,7 @@ TWO_RANKS = plan("0-1 dp2 engine=megatron", "0-1 dp2", "0-1 dp2", "0-1 pp2", "0-
 SPLIT_ACTOR = plan("0-1 tp2 engine=vllm", "0-1 dp2", "0-1 pp2", "0-1 dp2", "0-1 tp2", "0-1 dp2")
 """The actor split over two ranks wherever it generates and trains."""
 
-REAL_EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "real_1x8.yaml"
+REAL_EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "real_1x8.yaml"
 """ReaL's implementation notes: the (1, 8) mesh, each call with a mesh and strategy of its own."""
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from tests.nccl_rules import FOLDER
+from tests.support.nccl_rules import FOLDER
 
 SECONDS = "NCCL_RULES_SECONDS"
 """Environment variable: the limit for a peer to come to the same call, 60 by default."""

@@ -1,7 +1,7 @@
 """NCCL's rules, enforced on ranks that exchange by gloo.
 
-Gloo accepts calls that hang on NCCL or are undefined there. A rank that imports `tests.nccl_rules.ranks` takes the
-branches of GPU ranks, and each of its calls of torch.distributed is checked:
+Gloo accepts calls that hang on NCCL or are undefined there. A rank that imports `tests.support.nccl_rules.ranks` takes
+the branches of GPU ranks, and each of its calls of torch.distributed is checked:
 
 1. The first use of a group is a collective, or a batch of messages of all its members.
 2. A message outside of a batch ends with its receive: no circle of ranks sends before it receives.
@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 from prefect_rlhf.engines.gang import open as opening
 
-RANKS = "tests.nccl_rules.ranks"
+RANKS = "tests.support.nccl_rules.ranks"
 """The module that ranks import before all others."""
 FOLDER = "NCCL_RULES_FOLDER"
 """Environment variable: the folder of the records."""

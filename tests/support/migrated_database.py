@@ -9,7 +9,7 @@ from pathlib import Path
 
 import prefect
 
-BUILD = Path(__file__).parents[1] / "build"
+BUILD = Path(__file__).parents[2] / "build"
 
 
 def migrated_database() -> Path:

@@ -19,7 +19,7 @@ from unittest.mock import patch
 from prefect_rlhf.engines.gang.ray.ray_gang import HEAD_AWAY
 from prefect_rlhf.tasks.ray_nodes import Devices
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RAY_ONLY = ("RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")
 START_SECONDS = 120
 OWN_MEMORY = 'mount -t tmpfs shm /dev/shm && exec "$0" "$@"'

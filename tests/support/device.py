@@ -1,6 +1,6 @@
 """The device of tests with the marker `gpu`: RLHF_TEST_DEVICE says cpu (the default), cuda, or pretend.
 
-`pretend` is the pretend GPU of tests/pretend_gpu: it shows that such a test mixes no devices, without a GPU.
+`pretend` is the pretend GPU of tests/support/pretend_gpu: it shows that such a test mixes no devices, without a GPU.
 """
 
 import os

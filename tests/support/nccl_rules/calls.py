@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from prefect_rlhf.engines.gang.processes import rank_process
-from tests.nccl_rules.rules import Exempt, Rules
+from tests.support.nccl_rules.rules import Exempt, Rules
 
 COLLECTIVES = tuple(
     name

@@ -11,7 +11,7 @@ from prefect_rlhf.engines.megatron.training import gradient_buffers
 from prefect_rlhf.engines.rank import rank
 from prefect_rlhf.engines.rank.profiling import profiling_rank
 from prefect_rlhf.engines.weights import move_weights, read_peer_memory
-from tests.nccl_rules.calls import exempted, open_communicators
+from tests.support.nccl_rules.calls import exempted, open_communicators
 
 rank.exchange_rows = exempted(rank.exchange_rows)
 groups.open_communicators = open_communicators
