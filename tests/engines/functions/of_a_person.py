@@ -90,7 +90,8 @@ def _crash(row):
     ctypes.string_at(0)
 
 
-def _print(row):
+def prints(row):
+    """Print four megabytes."""
     for _ in range(20_000):
         sys.stdout.write("x" * 100 + "\n")
         sys.stderr.write("y" * 100 + "\n")
@@ -133,7 +134,6 @@ BEHAVIOURS = {
     "text": lambda row: "1.0",
     "list": lambda row: [1.0],
     "no pickle": lambda row: lambda: 1.0,
-    "print": _print,
     "print and die": _print_and_die,
 }
 

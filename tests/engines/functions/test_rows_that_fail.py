@@ -1,6 +1,7 @@
 """Whatever a function does to its process, its row fails with a reason, and the other rows have their values."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from host_cases import QUICK, function, line_of, row
@@ -52,10 +53,14 @@ def test_a_row_fails_with_its_reason(scores, behaviour):
 
 
 def test_the_other_rows_have_their_values(scores):
-    """Also one that prints four megabytes."""
     failed = {failure.row for failure in scores.failures}
     assert failed == {2 * number for number, name in enumerate(BEHAVIOURS) if name in REASONS}
     assert {value for number, value in enumerate(scores.values["behave"]) if number not in failed} == {1.0, 1e9}
+
+
+def test_a_row_may_print_megabytes():
+    with HostPool([function("prints")], replace(QUICK, deadline_seconds=60.0, retries=0)) as pool:
+        assert pool.score([row("good")], "a test").values["prints"] == (1.0,)
 
 
 @pytest.mark.parametrize("name", first(2, NONSENSE))
