@@ -60,12 +60,14 @@ def _type_checking(tree: ast.Module) -> Iterator[ast.If]:
             yield node
 
 
+@cache
 def ours(path: Path, typing_only: bool = True) -> frozenset[str]:
     """Our own files that a file imports, without the package's name; of `from a import b`, a.b where that is a file."""
     names = {name.removeprefix(f"{PACKAGE}.") for name in imported(path, typing_only) if name.startswith(f"{PACKAGE}.")}
     return frozenset(name for name in names & files().keys() if files()[name] != path)
 
 
+@cache
 def file_arrows(typing_only: bool = True) -> nx.DiGraph:
     """Files of the package; an arrow points to what is imported. A folder's `__init__` is left out."""
     graph: nx.DiGraph = nx.DiGraph()
