@@ -12,6 +12,7 @@ from prefect_rlhf.placement.devices.blocks import covers
 from prefect_rlhf.placement.devices.mesh import Device
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.rows.moves import RowMove, row_moves
 from prefect_rlhf.placement.rows.shares import PlacedCall, RowShare, placed_by_row_set, placed_call, reads
 
@@ -115,11 +116,11 @@ def _covers(graph: DataflowGraph, plan: ExecutionPlan, consumer: str, producer: 
 def _all_covered(
     consumers: tuple[PlacedCall, ...], earliers: tuple[PlacedCall, ...], producer: PlacedCall, key: str
 ) -> bool:
-    held = producer.rows_held()
-    brought = _needed_of(earliers, producer, key)
+    held, rows = producer.rows_held(), producer.call.rows
+    brought = _needed_of(earliers, rows, key)
     distinct = {
         (shares, held.get(device), brought.get(device, ()))  # many devices need and hold the same
-        for device, shares in _needed_of(consumers, producer, key).items()
+        for device, shares in _needed_of(consumers, rows, key).items()
     }
     return all(
         needed.surely_within([*([] if share is None else [share]), *there])
@@ -129,11 +130,12 @@ def _all_covered(
 
 
 @lru_cache(maxsize=64)  # the checks of a plan ask for the same parts several times
-def _needed_of(parts: tuple[PlacedCall, ...], producer: PlacedCall, key: str) -> dict[Device, tuple[RowShare, ...]]:
-    """Return the producer's rows that each device of the call's parts needs for a key: a share for each row set."""
+def _needed_of(parts: tuple[PlacedCall, ...], source: RowSet, key: str) -> Mapping[Device, tuple[RowShare, ...]]:
+    """Return the rows of `source` that each device of the call's parts needs for a key: a share for each row set."""
     needed: dict[Device, tuple[RowShare, ...]] = {}
     for placed in parts:
-        for device, need in placed.needs().items():
+        for need, devices in placed.devices_by_need().items():
             if key in need.keys:
-                needed[device] = (*needed.get(device, ()), need.share.read_from(placed.call.rows, producer.call.rows))
+                alone = (need.share.read_from(placed.call.rows, source),)
+                needed |= {device: needed[device] + alone if device in needed else alone for device in devices}
     return needed

@@ -32,11 +32,11 @@ class GraphBuilder:
 
     def wait(self, node: str, *dependencies: Dependency) -> None:
         """Add dependencies to `node`. If there are two reasons for a dependency, the first stays."""
-        awaited = {*self.nodes[node].depends_on, node}
+        present = self.nodes[node]
+        awaited = {node}.union([dependency.node for dependency in present.dependencies])
         added = {d.node: d for d in reversed(dependencies) if d.node not in awaited}
         if added:
-            merged = (*self.nodes[node].dependencies, *reversed(added.values()))
-            self.nodes[node] = self.nodes[node].after(merged)
+            self.nodes[node] = present.after((*present.dependencies, *reversed(added.values())))
 
     def replace_dependency(self, node: str, old: str, *new: Dependency) -> None:
         """Replace each dependency on `old` by a dependency on `new`."""
@@ -55,10 +55,12 @@ class GraphBuilder:
 
         Raises GraphError if nodes wait for each other.
         """
-        waiting = {node.id: len(set(node.depends_on)) for node in self.nodes.values()}
+        waiting: dict[str, int] = {}
         followers: dict[str, list[str]] = defaultdict(list)
         for node in self.nodes.values():
-            for before in set(node.depends_on):
+            awaited = {dependency.node for dependency in node.dependencies}
+            waiting[node.id] = len(awaited)
+            for before in awaited:
                 followers[before].append(node.id)
         ready = [(self._priority[name], name) for name, count in waiting.items() if count == 0]
         heapq.heapify(ready)

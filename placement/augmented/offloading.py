@@ -265,7 +265,7 @@ def _insert(
     builder: GraphBuilder, window: _UseWindow, names: Mapping[ModelInstance, str], stops_devices: bool
 ) -> tuple[str, str]:
     """Add the window's two nodes around its uses, and return their ids."""
-    instance, uses = window.instance, [builder.nodes[use] for use in window.uses]
+    instance, uses, subject = window.instance, [builder.nodes[use] for use in window.uses], window.subject
     first, last, name = uses[0].id, uses[-1].id, names[instance]
     earlier = [other.node_id(Offload, names[other.instance]) for other in window.after]
     state = "has no device memory" if window.overwrites else "is in host memory"
@@ -275,15 +275,15 @@ def _insert(
         step=window.step,
         meshes=(instance.mesh,),
         dependencies=tuple(Dependency(id, "memory", "device memory") for id in earlier),
-        reason=f"{first} {'overwrites' if window.overwrites else 'uses'} {window.subject}, which {state}.",
+        reason=f"{first} {'overwrites' if window.overwrites else 'uses'} {subject}, which {state}.",
         work=Reload(instance, window.part, window.version, stops_devices, copies=not window.overwrites),
     )
     offload = Node(
         id=window.node_id(Offload, name),
         step=max(node.step for node in uses),
         meshes=(instance.mesh,),
-        dependencies=tuple(Dependency(node.id, "memory", window.subject) for node in uses),
-        reason=f"{last} is the last to use {window.subject} for now, and the plan offloads it"
+        dependencies=tuple(Dependency(node.id, "memory", subject) for node in uses),
+        reason=f"{last} is the last to use {subject} for now, and the plan offloads it"
         + ("." if window.saves else f": it is dropped, since {dropped}."),
         work=Offload(instance, window.part, window.newest, stops_devices, copies=window.saves),
     )
@@ -294,7 +294,7 @@ def _insert(
     builder.wait(reload.id, *(Dependency(id, "memory", "not needed earlier") for id in not_earlier))
     builder.add(offload, just_after(builder.priority(last), 2))
     for node in uses:
-        builder.wait(node.id, Dependency(reload.id, "memory", window.subject))
+        builder.wait(node.id, Dependency(reload.id, "memory", subject))
     return reload.id, offload.id
 
 
@@ -354,12 +354,16 @@ def _not_before(builder: GraphBuilder, first: Node) -> tuple[str, ...]:
 
 def _awaited_calls(builder: GraphBuilder, node: Node) -> list[Node]:
     """Return the model function calls that `node` waits for, directly or through moves and computations."""
-    visited: dict[str, Node] = {}
-    pending = [builder.nodes[id] for id in node.depends_on]
+    calls: list[Node] = []
+    visited: set[str] = set()
+    pending = list(node.depends_on)
     while pending:
-        current = pending.pop()
-        if current.id not in visited:
-            visited[current.id] = current
-            if not isinstance(current.work, ModelCall):
-                pending.extend(builder.nodes[id] for id in current.depends_on)
-    return [awaited for awaited in visited.values() if isinstance(awaited.work, ModelCall)]
+        if (id := pending.pop()) in visited:
+            continue
+        visited.add(id)
+        current = builder.nodes[id]
+        if isinstance(current.work, ModelCall):
+            calls.append(current)
+        else:
+            pending += [dependency.node for dependency in current.dependencies if dependency.node not in visited]
+    return calls

@@ -376,7 +376,7 @@ def _cut_alike(
         call = graph.call(name)
         engine = able_engines(call, graph, backend, rule.engines(call))[0]
         placement = Placement(mesh, strategy, engine, micro_batches)
-        of_mesh = context.space.class_of(context.space.meshes.index(mesh))
+        of_mesh = context.space.class_of(mesh)
         may_have = any(option.mesh_class == of_mesh for option in space.candidates[name])
         legal = may_have and not any(violations(call, placement, graph, backend))
         candidates[name] = (candidate(call, placement, context),) if legal else ()

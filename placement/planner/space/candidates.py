@@ -266,8 +266,7 @@ def in_micro_batches(call: Call, whole: Placement, context: CostContext) -> Iter
 
 def candidate(call: Call, placement: Placement, context: CostContext) -> Candidate:
     """Return a legal placement's candidate, however many bytes it needs."""
-    mesh = context.space.meshes.index(placement.mesh)
-    return _candidate(call, placement, context.space.class_of(mesh), context)
+    return _candidate(call, placement, context.space.class_of(placement.mesh), context)
 
 
 def _cuts(call: Call, whole: Placement, mesh_class: int, context: CostContext) -> Iterator[Candidate]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
@@ -26,6 +26,8 @@ class MeshSpace:
     intervals: tuple[Interval, ...]
     classes: tuple[tuple[int, ...], ...]
     nodes: tuple[int, ...]
+    places: Mapping[DeviceMesh, tuple[int, int]] = field(compare=False)
+    """The index and the class of each mesh: a large lease has thousands of meshes to look through."""
 
     @classmethod
     def of(
@@ -51,15 +53,17 @@ class MeshSpace:
             start = first_node * lease.devices_per_node + first_device
             intervals.append(Interval(start, start + mesh.num_devices, mesh.name))
         nodes = tuple(device.node for device in lease.devices())
-        return cls(meshes, tuple(intervals), tuple(tuple(members) for members in alike.values()), nodes)
+        classes = tuple(tuple(members) for members in alike.values())
+        places = {meshes[index]: (index, number) for number, members in enumerate(classes) for index in members}
+        return cls(meshes, tuple(intervals), classes, nodes, places)
 
     def first_of(self, mesh_class: int) -> DeviceMesh:
         """Return the mesh that represents its class."""
         return self.meshes[self.classes[mesh_class][0]]
 
-    def class_of(self, mesh: int) -> int:
-        """Return the class of a mesh, by its index."""
-        return next(index for index, members in enumerate(self.classes) if mesh in members)
+    def class_of(self, mesh: DeviceMesh) -> int:
+        """Return the class of a mesh of the space."""
+        return self.places[mesh][1]
 
     @property
     def left_out(self) -> str:

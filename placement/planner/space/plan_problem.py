@@ -185,16 +185,15 @@ def restricted_problem(
     Raises InvalidInput if a call does not fit its mesh.
     """
     context, mesh_space = space.context, space.context.space
-    index = {name: mesh_space.meshes.index(mesh) for name, mesh in meshes.items()}
-    of_mesh = {mesh: mesh_space.class_of(mesh) for mesh in index.values()}
+    index = {name: mesh_space.places[mesh][0] for name, mesh in meshes.items()}
     classes = tuple((mesh,) for mesh in dict.fromkeys(index.values()))
     admitted: dict[str, tuple[Candidate, ...]] = {}
     for name, options in space.candidates.items():
-        call, mesh = context.graph.call(name), index[name]
+        call, mesh, of_mesh = context.graph.call(name), index[name], mesh_space.class_of(meshes[name])
         admitted[name] = tuple(
             replace(option, mesh_class=classes.index((mesh,)))
             for option in options
-            if option.mesh_class == of_mesh[mesh] and admits(call, option.placement)
+            if option.mesh_class == of_mesh and admits(call, option.placement)
         )
         if not admitted[name]:
             raise InvalidInput(f"calls.{name}", meshes[name].name, "a mesh that can run it and has the memory")

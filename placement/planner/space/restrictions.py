@@ -51,9 +51,9 @@ def pinned(space: PlanSpace, meshes: Mapping[str, DeviceMesh]) -> PlanSpace:
     for name, mesh in meshes.items():
         if name not in candidates:
             raise InvalidInput(f"pins.{name}", mesh.name, f"a call with a model: {', '.join(candidates)}")
-        if mesh not in mesh_space.meshes:
+        if mesh not in mesh_space.places:
             raise InvalidInput(f"pins.{name}", mesh.name, "a mesh of the lease: some of its nodes, or a part of a node")
-        index, own_class = mesh_space.meshes.index(mesh), len(mesh_space.classes)
+        index, own_class = mesh_space.places[mesh][0], len(mesh_space.classes)
         candidates[name] = tuple(
             replace(option, mesh_class=own_class)
             for option in space.candidates[name]
