@@ -14,7 +14,7 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.rows.moves import RowMove, row_moves
-from prefect_rlhf.placement.rows.shares import PlacedCall, RowShare, placed_by_row_set, placed_call, reads
+from prefect_rlhf.placement.rows.shares import PlacedCall, RowShare, placed_by_row_set, placed_call, reading, reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +134,9 @@ def _needed_of(parts: tuple[PlacedCall, ...], source: RowSet, key: str) -> Mappi
     """Return the rows of `source` that each device of the call's parts needs for a key: a share for each row set."""
     needed: dict[Device, tuple[RowShare, ...]] = {}
     for placed in parts:
+        read = reading(placed.call.rows, source)
         for need, devices in placed.devices_by_need().items():
             if key in need.keys:
-                alone = (need.share.read_from(placed.call.rows, source),)
+                alone = (read(need.share),)
                 needed |= {device: needed[device] + alone if device in needed else alone for device in devices}
     return needed

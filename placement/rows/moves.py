@@ -18,6 +18,7 @@ from prefect_rlhf.placement.rows.shares import (
     ToldByCall,
     placed_by_row_set,
     placed_call,
+    reading,
     reads_on_row_set,
 )
 
@@ -63,13 +64,9 @@ def row_moves(graph: DataflowGraph, plan: ExecutionPlan, consumer: str) -> tuple
 @lru_cache(maxsize=1024)  # many of the plans that a question compares have the same
 def _lacking(consumer: PlacedCall, producer: PlacedCall, keys: tuple[str, ...]) -> tuple[str, ...]:
     """Return the keys of a producer whose rows some device of the consumer may lack."""
-    held, needed, rows = producer.rows_held(), consumer.needs().items(), (consumer.call.rows, producer.call.rows)
+    held, needed, read = producer.rows_held(), consumer.needs().items(), reading(consumer.call.rows, producer.call.rows)
     distinct = {(need, held.get(device)) for device, need in needed}  # many devices need and hold the same
-    apart = [
-        need
-        for need, share in distinct
-        if not need.share.read_from(*rows).surely_within([] if share is None else [share])
-    ]
+    apart = [need for need, share in distinct if not read(need.share).surely_within([] if share is None else [share])]
     return tuple(key for key in keys if any(key in need.keys for need in apart))
 
 
@@ -120,10 +117,10 @@ def _transfers(placed: PlacedMoves, told: ToldByCall | None, streamed: Part) -> 
         by_holders = cache(partial(_by_holders, _holders(producer.rows_held(), told)))
         brought: dict[tuple[Device, str], set[int]] = defaultdict(set)
         for consumer in (c for c in consumers if any(port.source == move.producer for port in c.call.inputs)):
-            row_sets = consumer.call.rows, producer.call.rows
+            read = reading(consumer.call.rows, producer.call.rows)
             for need, targets in consumer.devices_by_need().items():
                 keys = tuple(key for key in move.keys if key in need.keys)
-                needed = need.share.read_from(*row_sets).rows(told, streamed) if keys else ()
+                needed = read(need.share).rows(told, streamed) if keys else ()
                 held = by_holders(needed)
                 for target in targets:
                     if len(consumers) > 1:
@@ -136,8 +133,8 @@ def _transfers(placed: PlacedMoves, told: ToldByCall | None, streamed: Part) -> 
     return tuple(transfers)
 
 
-def _holders(held: Mapping[Device, RowShare], told: ToldByCall | None) -> dict[int, list[Device]]:
-    """Return the holders of each row, in ascending order; rows that the same devices hold have the same list."""
+def _holders(held: Mapping[Device, RowShare], told: ToldByCall | None) -> dict[int, _Holders]:
+    """Return the holders of each row; rows that the same devices hold have the same object."""
     by_share: dict[RowShare, list[Device]] = defaultdict(list)
     for device in sorted(held):
         by_share[held[device]].append(device)
@@ -145,7 +142,9 @@ def _holders(held: Mapping[Device, RowShare], told: ToldByCall | None) -> dict[i
     for share, devices in by_share.items():
         for row in share.rows(told):
             holders[row] = sorted((*holders[row], *devices)) if row in holders else devices
-    return holders
+    together = {id(devices): devices for devices in holders.values()}
+    of_list = {name: _Holders.of(devices) for name, devices in together.items()}
+    return {row: of_list[id(devices)] for row, devices in holders.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +163,12 @@ class _Holders:
         return cls(devices, frozenset(devices), dict(by_node))
 
 
-def _by_holders(holders: Mapping[int, Sequence[Device]], rows: RowIndices) -> tuple[tuple[_Holders, RowIndices], ...]:
+def _by_holders(holders: Mapping[int, _Holders], rows: RowIndices) -> tuple[tuple[_Holders, RowIndices], ...]:
     """Return the rows that the same devices hold together, in ascending order, each with those devices."""
-    together: dict[int, list[int]] = defaultdict(list)  # by the identity of a list of holders
+    together: dict[int, list[int]] = defaultdict(list)  # by the identity of the holders
     for row in sorted(rows):
         together[id(holders[row])].append(row)
-    return tuple((_Holders.of(holders[same[0]]), tuple(same)) for same in together.values())
+    return tuple((holders[same[0]], tuple(same)) for same in together.values())
 
 
 def _from_nearest(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from types import MappingProxyType
@@ -68,15 +68,6 @@ class RowShare(HashedOnce):
         finer = len(sizes) // mini_batches
         return tuple(sum(sizes[start : start + finer]) for start in range(0, len(sizes), finer))
 
-    def read_from(self, own: RowSet, source: RowSet) -> RowShare:
-        """Return the rows of `source` that these rows of `own` read: the rows they were made from, or their
-        children.
-        """
-        if (children := own.children(source)) > 1:
-            return replace(self, children=children)
-        rows_each = own.per_row(source)
-        return self if rows_each == 1 else replace(self, rows_each=self.rows_each * rows_each)
-
     def surely_within(self, shares: Sequence[RowShare]) -> bool:
         """Whether `shares` together contain all its rows, whatever the lengths and the selected rows."""
         own = self.partition
@@ -89,6 +80,19 @@ class RowShare(HashedOnce):
             return False
         by_count = (share for share in shares if share.partition.lengths_of is None and share.partition.kept_by is None)
         return set(self.rows()) <= {row for share in by_count for row in share.rows()}
+
+
+def reading(own: RowSet, source: RowSet) -> Callable[[RowShare], RowShare]:
+    """Return the function from rows of `own` to the rows of `source` that they read: the rows they were made from, or
+    their children. The row sets are compared once, however many replicas there are.
+    """
+    children = own.children(source)
+    rows_each = 1 if children > 1 else own.per_row(source)
+    if children == rows_each == 1:
+        return lambda share: share
+    return lambda share: replace(
+        share, rows_each=share.rows_each * rows_each, children=children if children > 1 else share.children
+    )
 
 
 @hashed_once
