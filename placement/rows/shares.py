@@ -109,12 +109,14 @@ class Need(HashedOnce):
 class PlacedCall(HashedOnce):
     """Everything in a call and a plan that decides which rows and keys its devices need, and hold after it.
 
-    `staged` says whether its pipeline stages use different keys. Plans that differ only in other calls have equal
-    values, which are computed once, because search, certificate and estimate request them again and again.
+    `staged` says whether its pipeline stages use different keys. Plans that differ only in other calls, or in words
+    such as micro-batches, have equal values, which are computed once: search, certificate and estimate request them
+    again and again.
     """
 
     call: Call
     placement: Placement
+    """With the default of every word that moves no rows."""
     partition: RowPartition
     staged: bool
 
@@ -169,7 +171,12 @@ def reads_on_row_set(graph: DataflowGraph, placed: PlacedCall) -> dict[str, tupl
 
 def _placed(graph: DataflowGraph, plan: ExecutionPlan, part: Call) -> PlacedCall:
     staged = part.kind in ("inference", "train_step") and knows_lengths(graph, part)
-    return PlacedCall(part, plan[part.name], _partition(graph, plan, part), staged)
+    return PlacedCall(part, _without_words(plan[part.name]), _partition(graph, plan, part), staged)
+
+
+@lru_cache(maxsize=4096)  # a single object, whose hash is computed once, for all requests
+def _without_words(placement: Placement) -> Placement:
+    return Placement(placement.mesh, placement.strategy, placement.engine, device_order=placement.device_order)
 
 
 def partition_of(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> RowPartition:
