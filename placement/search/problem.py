@@ -183,6 +183,8 @@ class Problem:
     visits_after: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """If two calls' visits, or a call and a visit, must not run at the same time: by how many iterations the first call
     of a pair is earlier than the second, which it precedes."""
+    counts_orders: bool = False
+    """Whether bounds count both orders of a train_step and a call on common devices, and take the lesser."""
 
     def __post_init__(self) -> None:
         check_problem(self)

@@ -241,6 +241,7 @@ def plan_problem(
         in_flight=STEPS_IN_FLIGHT,
         between=visits_between(graph, candidates, edges, any_reader=not computations),
         visits_after=visits_after(graph, candidates, edges, behind) if computations else {},
+        counts_orders=computations,
     )
     return PlanProblem(problem, candidates)
 

@@ -73,7 +73,8 @@ def bound_of(t: Tables, option: Ints, relation: Ints, us: Ints, overlap: Ints, s
 
     `s.area` is filled by `fill_areas`, `s.crowd` by `fill_crowd`. Writes the binding term into `s.binding`:
     ALL_ITERATIONS, or CYCLE + number of the anchor; K and A of all iterations or of the cycle; K and A of the last
-    iteration after the cycle. For LOOP: the loop, the nodes that exclude it in every iteration, and its iterations.
+    iteration after the cycle. For LOOP: the loop, the nodes that exclude it in every iteration, and its iterations. For
+    IN_ORDER: K and A of the widest cycle.
     """
     fill_conflicts(t, us, overlap, s.crowd, s.by_resource, s.conflict)
-    return t.rule.bound(t.rule, t, option, relation, us, s, enough)
+    return t.rule.bound(t.rule, t, option, relation, us, overlap, s, enough)

@@ -12,6 +12,8 @@ from prefect_rlhf.placement.search.record import Record
 from prefect_rlhf.placement.search.tables.tables import Tables
 
 LOOP, ALL_ITERATIONS, CYCLE = -1, 0, 1  # terms of the bound, in `Scratch.binding`
+IN_ORDER = -2  # the same: the widest cycle in some order of its calls
+MOST_ORDERS = 32  # that a bound counts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,11 +34,21 @@ def empty_crowd(num_calls: int) -> Crowd:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class OrderScratch(Record):
+    """Orders of the calls of the widest cycle, see `order_bound`; arrays are changed in place."""
+
+    before: Ints  # [MOST_ORDERS, V]: set of nodes that precede each node
+    us: Ints  # [MOST_ORDERS]: bound in microseconds
+    term: Ints  # [MOST_ORDERS, 3]: its binding term, as in `Scratch.binding`
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Scratch(Record):
     """Arrays are changed in place. `area` and `crowd` are inputs, `binding` is the output."""
 
     area: Ints  # [V]: device-microseconds of each node, see `fill_areas`
     crowd: Crowd
+    orders: OrderScratch
     binding: Ints  # [5]: see `bound_of`
     conflict: Ints  # [V]
     adjacent: Ints  # [V]
@@ -50,6 +62,11 @@ def scratch_for(t: Tables) -> Scratch:
     return Scratch(
         area=area,
         crowd=empty_crowd(t.num_calls),
+        orders=OrderScratch(
+            before=np.zeros((MOST_ORDERS, t.num_nodes), dtype=np.int64),
+            us=np.zeros(MOST_ORDERS, dtype=np.int64),
+            term=np.zeros((MOST_ORDERS, 3), dtype=np.int64),
+        ),
         binding=np.zeros(5, dtype=np.int64),
         conflict=conflict,
         adjacent=adjacent,

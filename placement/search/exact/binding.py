@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prefect_rlhf.placement.search.bound.scratch import ALL_ITERATIONS, LOOP
+from prefect_rlhf.placement.search.bound.scratch import ALL_ITERATIONS, IN_ORDER, LOOP
 from prefect_rlhf.placement.search.compiled import Ints
 from prefect_rlhf.placement.search.partial.complete import INFINITE
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent
@@ -26,6 +26,8 @@ def binding_term(problem: Problem, t: Tables, incumbent: Incumbent | None) -> st
         loop, every = _names(problem, kept, " -> "), _names(problem, fitting, " + ")
         words = f"loop: {loop}" if last_kept == 1 else f"loop: {loop}, in {last_kept} iterations"
         return f"{words}, beside {every} in each" if every else words
+    if term == IN_ORDER:
+        return f"{_describe(problem, kept, fitting, t.ordered_once)}, in the best order of calls on common devices"
     if term == ALL_ITERATIONS:
         return _describe(problem, kept, fitting, t.ordered_always)
     cycle = _describe(problem, kept, fitting, t.ordered_once)

@@ -147,7 +147,9 @@ def least_over(values: Ints, members: int) -> int:
 
 
 @inner
-def bound_of_makespan(r: ReadyFirst, t: Tables, option: Ints, relation: Ints, us: Ints, s: Scratch, enough: int) -> int:
+def bound_of_makespan(
+    r: ReadyFirst, t: Tables, option: Ints, relation: Ints, us: Ints, overlap: Ints, s: Scratch, enough: int
+) -> int:
     """Microseconds that no makespan is below; in `s.binding` K and A of the last iteration follow those of a cycle."""
     nodes = present(us)
     fill_heads_and_tails(t, us, r.cycles.head, r.tail)

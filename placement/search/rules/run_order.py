@@ -17,6 +17,7 @@ import numpy as np
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.search.bound.bound import present
 from prefect_rlhf.placement.search.bound.exclusion import in_reach, occupied
+from prefect_rlhf.placement.search.bound.orders import order_bound
 from prefect_rlhf.placement.search.bound.period import period_bound
 from prefect_rlhf.placement.search.bound.scratch import Crowd, Scratch, empty_crowd
 from prefect_rlhf.placement.search.compiled import Ints, inner, lowest
@@ -207,9 +208,13 @@ def steady_us(over_at: Ints, num_iterations: int) -> int:
 
 
 @inner
-def bound_of_period(r: RunOrder, t: Tables, option: Ints, relation: Ints, us: Ints, s: Scratch, enough: int) -> int:
+def bound_of_period(
+    r: RunOrder, t: Tables, option: Ints, relation: Ints, us: Ints, overlap: Ints, s: Scratch, enough: int
+) -> int:
     """Microseconds that no period is below."""
-    return period_bound(t, us, s, present(us), enough)
+    nodes = present(us)
+    best = period_bound(t, us, s, nodes, enough)
+    return best if best >= enough else order_bound(t, us, overlap, s, nodes, best, enough)
 
 
 @inner

@@ -20,8 +20,8 @@ class Rule(Record):
     Its compiled functions get the record itself first, then the tables.
 
     `schedule(rule, t, option, relation, us, overlap)` returns a plan's time by the rule, in microseconds. `bound(rule,
-    t, option, relation, us, s, enough)` returns microseconds that no completion of a plan is below. It stops at the
-    first term that reaches `enough`. `s.conflict` and `s.area` are filled; it writes `s.binding`.
+    t, option, relation, us, overlap, s, enough)` returns microseconds that no completion of a plan is below. It stops
+    at the first term that reaches `enough`. `s.conflict` and `s.area` are filled; it writes `s.binding`.
     `least_in_any_order(bound, us)` returns how long a plan with this bound and this time may take if the rule allows
     another order of its nodes.
     """

@@ -36,6 +36,7 @@ from prefect_rlhf.placement.search.tables.dependencies import (
 )
 from prefect_rlhf.placement.search.tables.groups import groups_of, option_arrays
 from prefect_rlhf.placement.search.tables.rule import Rule
+from prefect_rlhf.placement.search.tables.widest_cycle import WidestCycle, widest_cycle
 
 UNDECIDED, DISJOINT, OVERLAP, EQUAL = -1, 0, 1, 2
 CALL, PAIR, LINK, COMPUTE = 0, 1, 2, 3
@@ -113,6 +114,7 @@ class Tables(Record):
     anchor_cycle: Ints  # [A]: the anchor and all between it and its next run that must wait for it
     cycle_ordered: Ints  # [A, V]: nodes of the cycle that are ordered against it
     loops: Ints  # [loops, 2]: nodes and iterations of each, see `loops`
+    cycle: WidestCycle
     around: Ints  # [2, C, C]: of a call and a later one, or the moves to it, the nodes that never run between
 
 
@@ -145,6 +147,7 @@ def _build_tables(problem: Problem, rule: type[Rule]) -> Tables:
         between=_between(problem, calls),
         **_edge_arrays(problem),
         **_order_arrays(direct, problem.iterations),
+        cycle=widest_cycle(problem, calls, direct),
         around=_around(problem, calls, direct),
     )
 
