@@ -33,7 +33,7 @@ class GraphBuilder:
     def wait(self, node: str, *dependencies: Dependency) -> None:
         """Add dependencies to `node`. If there are two reasons for a dependency, the first stays."""
         present = self.nodes[node]
-        awaited = {node}.union([dependency.node for dependency in present.dependencies])
+        awaited = {*present.depends_on, node}
         added = {d.node: d for d in reversed(dependencies) if d.node not in awaited}
         if added:
             self.nodes[node] = present.after((*present.dependencies, *reversed(added.values())))
@@ -58,7 +58,7 @@ class GraphBuilder:
         waiting: dict[str, int] = {}
         followers: dict[str, list[str]] = defaultdict(list)
         for node in self.nodes.values():
-            awaited = {dependency.node for dependency in node.dependencies}
+            awaited = set(node.depends_on)
             waiting[node.id] = len(awaited)
             for before in awaited:
                 followers[before].append(node.id)

@@ -365,5 +365,5 @@ def _awaited_calls(builder: GraphBuilder, node: Node) -> list[Node]:
         if isinstance(current.work, ModelCall):
             calls.append(current)
         else:
-            pending += [dependency.node for dependency in current.dependencies if dependency.node not in visited]
+            pending += current.depends_on
     return calls

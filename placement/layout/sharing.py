@@ -51,7 +51,7 @@ def sharers(graph: DataflowGraph, plan: ExecutionPlan) -> Mapping[ModelInstance,
 
 
 def borrowers(graph: DataflowGraph, plan: ExecutionPlan) -> Mapping[ModelInstance, ModelInstance]:
-    """Return, for each instance that uses the weights of another engine's instance, that instance."""
+    """Map each instance that uses another engine's weights to the instance that lends them."""
     shared = shared_weights(graph, plan)
     return {user: holder for user, held in shared.items() for holder in held.values() if holder.engine != user.engine}
 

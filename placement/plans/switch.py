@@ -39,7 +39,7 @@ def moving_roles(graph: DataflowGraph, plan: ExecutionPlan, other: ExecutionPlan
 
 
 def _as_used(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, object]:
-    """Return what each instance's engine is built for, in build order."""
+    """Return everything that decides how each instance's engine is built, in the order of the builds."""
 
     def use(call: Call) -> object:
         placement = plan[call.name]

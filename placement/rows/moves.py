@@ -134,7 +134,7 @@ def _transfers(placed: PlacedMoves, told: ToldByCall | None, streamed: Part) -> 
 
 
 def _holders(held: Mapping[Device, RowShare], told: ToldByCall | None) -> dict[int, _Holders]:
-    """Return the holders of each row; rows that the same devices hold have the same object."""
+    """Map each row to its holders. Rows of the same share have one object, so that they can be grouped by it."""
     by_share: dict[RowShare, list[Device]] = defaultdict(list)
     for device in sorted(held):
         by_share[held[device]].append(device)
@@ -142,8 +142,8 @@ def _holders(held: Mapping[Device, RowShare], told: ToldByCall | None) -> dict[i
     for share, devices in by_share.items():
         for row in share.rows(told):
             holders[row] = sorted((*holders[row], *devices)) if row in holders else devices
-    together = {id(devices): devices for devices in holders.values()}
-    of_list = {name: _Holders.of(devices) for name, devices in together.items()}
+    lists = {id(devices): devices for devices in holders.values()}
+    of_list = {key: _Holders.of(devices) for key, devices in lists.items()}
     return {row: of_list[id(devices)] for row, devices in holders.items()}
 
 

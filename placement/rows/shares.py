@@ -83,8 +83,10 @@ class RowShare(HashedOnce):
 
 
 def reading(own: RowSet, source: RowSet) -> Callable[[RowShare], RowShare]:
-    """Return the function from rows of `own` to the rows of `source` that they read: the rows they were made from, or
-    their children. The row sets are compared once, however many replicas there are.
+    """Return a function that takes a share of `own` and returns the rows of `source` that it reads.
+
+    These are the rows that its rows were made from, or their children. The row sets are compared here, once for all
+    replicas.
     """
     children = own.children(source)
     rows_each = 1 if children > 1 else own.per_row(source)
@@ -116,7 +118,7 @@ class PlacedCall(HashedOnce):
 
     call: Call
     placement: Placement
-    """With the default of every word that moves no rows."""
+    """Only where it runs: words such as micro-batches have their default."""
     partition: RowPartition
     staged: bool
 

@@ -27,7 +27,7 @@ class MeshSpace:
     classes: tuple[tuple[int, ...], ...]
     nodes: tuple[int, ...]
     places: Mapping[DeviceMesh, tuple[int, int]] = field(compare=False)
-    """The index and the class of each mesh: a large lease has thousands of meshes to look through."""
+    """Each mesh's index and class. A large lease has thousands of meshes, too many to look through for each call."""
 
     @classmethod
     def of(

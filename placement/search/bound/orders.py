@@ -12,6 +12,7 @@ everything that the call waits for.
 
 from __future__ import annotations
 
+from prefect_rlhf.placement.search.bound.exclusion import exclude_all
 from prefect_rlhf.placement.search.bound.exclusive_work import heaviest_work, rounded_up
 from prefect_rlhf.placement.search.bound.scratch import ALL_ITERATIONS, IN_ORDER, MOST_ORDERS, OrderScratch, Scratch
 from prefect_rlhf.placement.search.compiled import Ints, inner, lowest
@@ -22,7 +23,7 @@ from prefect_rlhf.placement.search.tables.widest_cycle import NONE
 
 @inner
 def order_bound(t: Tables, us: Ints, overlap: Ints, s: Scratch, nodes: int, best: int, enough: int) -> int:
-    """The best bound, or the bound from orders in the widest cycle if that is larger; then writes the binding term.
+    """Return `best`, or the bound from orders in the widest cycle if that is larger; then write the binding term.
 
     `nodes` take time, and `s.conflict` and `s.area` are filled. An order whose bound reaches `enough` is not divided.
     """
@@ -90,12 +91,9 @@ def bound_order(t: Tables, us: Ints, s: Scratch, nodes: int, place: int, least: 
     o, before = s.orders, s.orders.before[place]
     members = in_cycle(t, before)
     for node in range(t.num_nodes):
-        s.adjacent[node] = s.conflict[node] | before[node]
+        s.adjacent[node] = s.conflict[node]
     for node in range(t.num_nodes):
-        others = before[node]
-        while others:
-            s.adjacent[lowest(others)] |= 1 << node
-            others &= others - 1
+        exclude_all(1 << node, before[node], s.adjacent)
     work, kept, fitting = heaviest_work(us, s.area, s, members & nodes, t.num_devices)
     value = rounded_up(work, t.num_devices)
     o.us[place] = max(value, least)
@@ -105,7 +103,7 @@ def bound_order(t: Tables, us: Ints, s: Scratch, nodes: int, place: int, least: 
 
 @inner
 def in_cycle(t: Tables, before: Ints) -> int:
-    """The nodes that run between the anchor's runs: the members, and the link nodes between two of these."""
+    """Return the nodes that run between two runs of the anchor: the members, and the link nodes between them."""
     members = t.cycle.members
     begun = members & ~(1 << t.cycle.anchor)
     for node in range(t.num_nodes):
@@ -117,9 +115,9 @@ def in_cycle(t: Tables, before: Ints) -> int:
 
 @inner
 def open_pair(t: Tables, us: Ints, s: Scratch, before: Ints) -> tuple[int, int]:
-    """The nodes of the longest train_step and call of the cycle that exclude each other in no known order.
+    """Return the longest train_step and call of the cycle that exclude each other and whose order is open.
 
-    A pair is left out if all that the call waits for precedes the train_step. NONE if no pair is left.
+    It is no longer open if all that the call waits for precedes the train_step. Returns NONE if no pair is left.
     """
     most, first, second = 0, NONE, NONE
     trains = t.cycle.train_steps

@@ -38,13 +38,16 @@ def widest_cycle(problem: Problem, calls: Mapping[str, int], direct: Direct) -> 
     It has no anchor if the problem does not count orders, or if no cycle has a train_step and another call.
     """
     before, visits_before = np.zeros(len(problem.nodes), dtype=np.int64), np.zeros(len(calls), dtype=np.int64)
+    no_cycle = WidestCycle(NONE, 0, 0, before, visits_before)
+    if not problem.counts_orders:  # as in every problem that is searched for plans
+        return no_cycle
     lags = lags_with_own(direct)
     number = {node.name: index for index, node in enumerate(problem.nodes)}
     anchor, run = _widest(lags, [number[name] for name in calls])
     inside = {name for name in calls if run[number[name]] < NEVER}
     train_steps = {call.name for call in problem.calls if call.kind == "train_step"} & inside
-    if not (problem.counts_orders and train_steps and len(inside) > 1):
-        return WidestCycle(NONE, 0, 0, before, visits_before)
+    if not train_steps or len(inside) == 1:
+        return no_cycle
     member = run < NEVER
     for link in (node for node in problem.nodes if isinstance(node, LinkNode) and node.call in inside):
         at, run_of_call = number[link.name], run[number[link.call]]

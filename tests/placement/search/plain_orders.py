@@ -115,7 +115,7 @@ def _wait(after: Matrix, source: int, target: int, us: float) -> bool:
 
 
 def _has_order(after: Matrix, us: Numbers, period: int, first: Numbers, second: Numbers, tries: Iterator[int]) -> bool:
-    """Whether pairs of jobs that exclude each other have an order.
+    """Whether the jobs have an order in which no two that exclude each other run at once.
 
     `after` says by how long each job begins after each other at least. If the second of a pair is some iterations ahead
     when it waits for the first, the first waits for the second of the iteration behind.

@@ -110,7 +110,7 @@ def in_words(problem: Problem) -> str:
 
 
 def bounds(problem: Problem) -> tuple[int, int]:
-    """The bound of a problem's only plan, without orders and with them."""
+    """The bounds of a problem's only plan: without orders, and with them."""
     plan, without = only_plan(problem), replace(problem, counts_orders=False)
     return own_bound(without, build_tables(without, RunOrder), plan), own_bound(
         problem, build_tables(problem, RunOrder), plan
@@ -122,7 +122,7 @@ LINKS = {"critic_train": (3, 3), "train": (2, 2)}
 
 
 def test_an_inference_on_all_devices_waits_for_the_critic_or_the_critic_for_the_generation():
-    """The critic reloads behind the actor's train_step, so neither copy hides behind the inference."""
+    """The critic reloads after the actor's train_step has ended, so neither copy runs beside the inference."""
     problem = iteration(CALLS, LINKS, waits(["score", "values"]), move=1)
     jobs = jobs_of(problem, only_plan(problem))
     in_a_row = 2 + 3 + 21 + 4 + 3 + 1 + 10  # offload, reload, critic_train, score, values, advantages, train
@@ -167,7 +167,7 @@ def test_a_train_step_between_the_parts_of_a_call_is_no_order_of_whole_calls():
 
 
 def test_orders_raise_the_bounds_of_many_iterations():
-    """Otherwise the tests above would say less than they seem to."""
+    """If they raised none, the tests above would prove nothing about orders."""
     raised = 0
     for index in range(30):
         calls = {name: (mesh, us + index * (name == "generate")) for name, (mesh, us) in CALLS.items()}

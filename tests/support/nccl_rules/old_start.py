@@ -1,4 +1,4 @@
-"""Imported by a rank after `tests.support.nccl_rules.ranks`: the start of ranks before finding A1 was fixed."""
+"""How ranks started before finding A1 was fixed. A rank imports this after `tests.support.nccl_rules.ranks`."""
 
 from prefect_rlhf.engines.gang.processes import rank_process
 
