@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from prefect_rlhf.engines.engine import PlaySettings, SamplingSettings, StateKind, TrainSettings
-from prefect_rlhf.engines.loss_protocol import LossTerm
+from prefect_rlhf.engines.losses.protocol import LossTerm
 from prefect_rlhf.engines.rows import ColumnKind
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.devices.mesh import Device

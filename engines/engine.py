@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from prefect_rlhf.engines.loss_protocol import LossTerm
+from prefect_rlhf.engines.losses.protocol import LossTerm
 from prefect_rlhf.placement.layout.regions import Region, shape_of
 from prefect_rlhf.placement.plan import ModelInstance, OffloadPart, Recompute
 

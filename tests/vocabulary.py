@@ -21,7 +21,7 @@ from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.blocks.rated_answers import RatedAnswers
 from prefect_rlhf.engines.compute import Computed, Context, saved_state
-from prefect_rlhf.engines.loss_protocol import Loss, LossValues
+from prefect_rlhf.engines.losses.protocol import Loss, LossValues
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.flows.forms.evaluation import EvaluationSet
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction

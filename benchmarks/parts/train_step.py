@@ -31,7 +31,7 @@ from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import Sequences, TrainingRows, TrainSettings
 from prefect_rlhf.engines.files.huggingface import read_model_spec
 from prefect_rlhf.engines.files.training_state import HostCopy
-from prefect_rlhf.engines.loss_protocol import LossTerm, LossValues
+from prefect_rlhf.engines.losses.protocol import LossTerm, LossValues
 from prefect_rlhf.engines.megatron.engine import MegatronEngine
 from prefect_rlhf.engines.weights.fingerprint import digest
 from prefect_rlhf.placement.devices.mesh import DeviceMesh

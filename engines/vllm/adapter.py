@@ -17,6 +17,7 @@ from vllm.lora import model_manager
 from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.lora.request import LoRARequest
 
+from prefect_rlhf.engines.cpu_products import added_product, product
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.engine_traits import TRAITS, slot_rank
 from prefect_rlhf.placement.models.adapter import AdapterSpec
@@ -98,8 +99,9 @@ def add_products(
     """
     first = 0
     for a_11RI, b_11OR, width in zip(a, b, widths, strict=True):
-        x_Tr = x_TI @ a_11RI[0, 0, :rank].T
-        y_TO[:, first : first + width].addmm_(x_Tr, b_11OR[0, 0, :, :rank].T, alpha=scale)
+        x_Tr = product(x_TI, a_11RI[0, 0, :rank].T)
+        columns = y_TO[:, first : first + width]
+        columns.copy_(added_product(columns, x_Tr, b_11OR[0, 0, :, :rank].T, scale))
         first += width
 
 

@@ -13,7 +13,7 @@ from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.blocks.rated_answers import RatedAnswers
 from prefect_rlhf.engines.compute import Computed, Context, saved_state
-from prefect_rlhf.engines.loss_protocol import LossValues
+from prefect_rlhf.engines.losses.protocol import LossValues
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.errors.errors import GraphError, InvalidInput, RlhfError, RunStopped
 from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from prefect_rlhf.engines.loss_protocol import Loss
+from prefect_rlhf.engines.losses.protocol import Loss
 from prefect_rlhf.tasks.rl.losses import (
     bradley_terry,
     grpo,

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from prefect_rlhf.engines.loss_protocol import LossValues
+from prefect_rlhf.engines.losses.protocol import LossValues
 from prefect_rlhf.tasks.rl.kl import kl_estimate
 from prefect_rlhf.tasks.rl.masked import row_sums
 from prefect_rlhf.tasks.rl.settings.online import GRPO, PPO, ReMax, Reward

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from prefect_rlhf.engines.loss_protocol import LossValues
+from prefect_rlhf.engines.losses.protocol import LossValues
 from prefect_rlhf.tasks.rl.losses import REF_LOGPROBS, log_sigmoid
 from prefect_rlhf.tasks.rl.masked import row_means, row_sums
 from prefect_rlhf.tasks.rl.settings.offline import DPO, KTO

@@ -8,7 +8,7 @@ from typing import Any
 
 from prefect_rlhf.engines.commands import CallCommand, PassCommand
 from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
-from prefect_rlhf.engines.loss_protocol import LossTerm
+from prefect_rlhf.engines.losses.protocol import LossTerm
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.augmented.row_uses import RowKey
 from prefect_rlhf.placement.augmented.work import Compute, ModelCall

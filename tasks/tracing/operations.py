@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar
 
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.functions.scores import MOST_SCORE, SCORES
-from prefect_rlhf.engines.loss_protocol import LossValues
+from prefect_rlhf.engines.losses.protocol import LossValues
 from prefect_rlhf.engines.registry import Registry
 from prefect_rlhf.engines.rows import Batch, Columns, NoSuchColumn
 from prefect_rlhf.errors.blame import own_place

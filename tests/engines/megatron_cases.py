@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import Sequences, TrainingRows, TrainSettings
 from prefect_rlhf.engines.files.huggingface import read_model_spec
-from prefect_rlhf.engines.loss_protocol import LossTerm, LossValues
+from prefect_rlhf.engines.losses.protocol import LossTerm, LossValues
 from prefect_rlhf.engines.megatron.engine import MegatronEngine
 from prefect_rlhf.engines.megatron.groups import build_groups
 from prefect_rlhf.engines.megatron.packing import Packing

@@ -142,7 +142,12 @@ def run(rank: int, case: Case, together: bool, folder: Path, stored: Path | None
         model.require(model.version, "at the end")
     assert addresses(one, placed) == before
     digests = [model.digest() for model in one.models.values()]
-    num_bytes = sum(model.device_bytes() for model in one.models.values())
+    from processors import bytes_with_packed  # with vLLM, which a rank imports in its first task
+
+    num_bytes = sum(
+        bytes_with_packed(model.engine) if model.command.instance.engine == "vllm" else model.device_bytes()
+        for model in one.models.values()
+    )
     if stored is None:
         one.checkpoint(placed["actor.megatron"], STEPS)
         one.commit(folder, folder)

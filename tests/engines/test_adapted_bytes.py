@@ -10,7 +10,9 @@ import pytest
 import vllm_cases
 from allocations import make_rows, peak_allocated
 from megatron_cases import OPTIMIZER, Case
+from processors import bytes_with_packed
 
+from prefect_rlhf.engines import cpu_products
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.megatron import fused, layers
 from prefect_rlhf.engines.megatron.cpu import kernels as cpu_kernels
@@ -147,7 +149,7 @@ def test_an_adapted_vllm_instance_keeps_the_predicted_bytes(tmp_path, adapter):
     engine.generate(vllm_cases.make_prompts(4), SamplingSettings(2), range(4))
     instance = replace(command.instance, mesh=DeviceMesh(0, 1, 0, 1))
     found = predicted_holdings(command.model, instance, "generate", command.max_rows, command.max_sequence_length)
-    held = engine.device_bytes()
+    held = bytes_with_packed(engine)
     engine.close()
     assert held <= found <= HELD * held
 
@@ -186,6 +188,7 @@ def test_an_adapters_inference_holds_the_predicted_bytes(folder, tmp_path):
 @pytest.mark.parametrize("adapter", [EVERY, FEW])
 def test_an_adapted_layer_on_cuda_keeps_the_counted_bytes(tmp_path, monkeypatch, adapter):
     """Per layer, as the difference of two depths, by the kernels of CUDA."""
+    monkeypatch.setattr(cpu_products, "fewest_tokens", lambda: None)
     monkeypatch.setattr(fused, "rms_norm", cpu_kernels.rms_norm)
     monkeypatch.setattr(layers, "kernels", lambda _: fused)
     counted, kept = [], []

@@ -8,9 +8,9 @@ import pytest
 from allocations import make_rows, peak_allocated
 from megatron_cases import OPTIMIZER, Case
 
+from prefect_rlhf.engines.cpu_products import fewest_tokens
 from prefect_rlhf.engines.engine import TrainingRows, TrainSettings
-from prefect_rlhf.engines.loss_protocol import LossTerm
-from prefect_rlhf.engines.megatron.cpu.products import is_float32_faster
+from prefect_rlhf.engines.losses.protocol import LossTerm
 from prefect_rlhf.placement.cost.call_bytes import call_bytes
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
@@ -22,7 +22,7 @@ FLAGS = set(Path("/proc/cpuinfo").read_text().split())
 BFLOAT16 = pytest.param(
     "bfloat16",
     marks=pytest.mark.skipif(
-        FLAGS.isdisjoint({"avx512_bf16", "amx_bf16"}) or is_float32_faster(),
+        FLAGS.isdisjoint({"avx512_bf16", "amx_bf16"}) or fewest_tokens() is not None,
         reason="this CPU multiplies bfloat16 in float32: its products stage results in float32, which is not counted",
     ),
 )

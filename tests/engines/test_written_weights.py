@@ -1,7 +1,7 @@
 """No engine reads anything made of weights that a write does not refresh: every engine, family and number format."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -10,8 +10,8 @@ from typing import Any
 import family_cases
 import pytest
 import torch
-from amx import amx
 from megatron_cases import OPTIMIZER, Case
+from processors import amx, bytes_with_packed, no_bfloat16
 
 from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import Generated, SamplingSettings
@@ -49,19 +49,23 @@ def megatron(folder: str, dtype: str) -> MegatronEngine:
 
 
 BUILD: Mapping[str, Callable[[str, str], Any]] = MappingProxyType(
-    {"vllm": vllm, "vllm with AMX": vllm, "megatron": megatron}
+    {"vllm": vllm, "vllm with AMX": vllm, "vllm without bfloat16": vllm, "megatron": megatron}
+)
+PROCESSORS: Mapping[str, Callable[[], AbstractContextManager[list[tuple[int, int]]]]] = MappingProxyType(
+    {"vllm with AMX": amx, "vllm without bfloat16": no_bfloat16}
 )
 CASES = [
     (engine, family, dtype)
     for engine in BUILD
     for family in family_cases.OPTIONS
     for dtype in ("float32", "bfloat16")
-    if engine != "vllm with AMX" or dtype == "bfloat16"
+    if engine not in PROCESSORS or dtype == "bfloat16"
 ]
 BRIEFLY = [
     ("vllm", "llama", "float32"),
     ("vllm", "gemma3_text", "bfloat16"),
     ("vllm with AMX", "qwen2", "bfloat16"),
+    ("vllm without bfloat16", "qwen2", "bfloat16"),
     ("megatron", "llama", "float32"),
     ("megatron", "qwen3", "bfloat16"),
 ]
@@ -99,7 +103,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     name, family, dtype = request.param
     root: Path = tmp_path_factory.mktemp("models")
     folders = [family_cases.make_family(root / f"{seed}", family, KV_HEADS, seed=seed) for seed in (0, 10)]
-    with amx() if name == "vllm with AMX" else nullcontext([]) as packed:
+    with PROCESSORS.get(name, lambda: nullcontext([]))() as packed:
         engine, fresh = (BUILD[name](folder, dtype) for folder in folders)
         yield Pair(name, folders[0], dtype, engine, fresh, answers(engine), packed)
         engine.close()
@@ -153,7 +157,7 @@ def test_vllm_holds_the_bytes_that_are_certified(pair):
         call("a_call", "generate", "actor", {}),
     )
     holdings = instance_holdings(pair.engine.instance, (replace(generate, num_rows=8),), spec, MAX_LENGTH, "cpu")
-    counted, held = sum(holding.num_bytes for holding in holdings), pair.engine.device_bytes()
+    counted, held = sum(holding.num_bytes for holding in holdings), bytes_with_packed(pair.engine)
     assert held <= counted <= 1.001 * held
 
 
@@ -164,6 +168,19 @@ def test_amx_is_claimed_for_every_small_matrix(pair):
         layers = pair.engine._cpu._layers
         assert {(layer.weight.shape[0], layer.weight.shape[1]) for layer in layers} <= set(pair.packed_by_amx)
     assert is_claimed == (pair.label == "vllm with AMX")
+
+
+@pytest.mark.parametrize("shape", [(3, 72), (5, 72), (2, 3, 72)])
+def test_a_layer_that_is_not_packed_computes_what_torch_does(shape):
+    """With its bias, of few and of many tokens, in one axis or two."""
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(shape).bfloat16(), torch.randn(40, 72).bfloat16(), torch.randn(40).bfloat16()
+    with no_bfloat16():
+        made = kernels._linear(x, weight, bias)
+        assert torch.equal(kernels._linear(x, weight, None) + bias, made) or shape == (3, 72)
+    exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    assert made.dtype == torch.bfloat16
+    assert torch.allclose(made.double(), exact, rtol=2**-7, atol=2**-5)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from prefect_rlhf.engines.engine import TrainingRows, TrainSettings
-from prefect_rlhf.engines.loss_protocol import LossTerm
+from prefect_rlhf.engines.losses.protocol import LossTerm
 from prefect_rlhf.engines.megatron.engine import MegatronEngine
 from prefect_rlhf.files.model_folder import APART
 from prefect_rlhf.placement.models.model import OptimizerSpec

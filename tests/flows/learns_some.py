@@ -3,7 +3,7 @@
 from prefect_rlhf.blocks.chats import Chats
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.engines.compute import Computed
-from prefect_rlhf.engines.loss_protocol import LossValues
+from prefect_rlhf.engines.losses.protocol import LossValues
 from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
 from prefect_rlhf.tasks.settings import Optimizer, Settings
 from prefect_rlhf.tasks.tracing.calls import compute, inference, train_step

@@ -79,6 +79,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         ".": "worker",  # the package's front door shows it
     },
     "engines": {
+        "losses": "",
         "functions": "",
         "functions.plays": "functions functions.signatures .",
         "functions.scoring": "functions",
@@ -87,24 +88,24 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "gang.processes": "gang .",
         "gang.ray": "gang gang.processes weights",
         "rank": "functions functions.plays files sampling weights .",
-        "rank.profiling": "rank megatron.cpu files weights .",
-        "rank.trial": "functions.plays rank sampling .",
+        "rank.profiling": "rank losses megatron.cpu files weights .",
+        "rank.trial": "functions.plays rank losses sampling .",
         "megatron": (
             "megatron.adapters megatron.cpu megatron.sampling megatron.training megatron.vocabulary "
             "files sampling weights ."
         ),
-        "megatron.adapters": "megatron weights",
-        "megatron.cpu": "megatron",
+        "megatron.adapters": "megatron megatron.cpu weights .",
+        "megatron.cpu": "megatron .",
         "megatron.sampling": "megatron sampling .",
-        "megatron.training": "megatron megatron.adapters megatron.cpu .",
-        "megatron.vocabulary": "megatron megatron.cpu",
+        "megatron.training": "megatron megatron.adapters megatron.cpu losses .",
+        "megatron.vocabulary": "megatron megatron.cpu .",
         "vllm": "vllm.cpu files sampling weights .",
-        "vllm.cpu": "vllm",
+        "vllm.cpu": "vllm .",
         "files": "sampling.chats weights .",
         "sampling": "sampling.chats .",
         "sampling.chats": "",
         "weights": ".",
-        ".": "",
+        ".": "losses",
     },
     "placement": {
         "planner": (
@@ -149,6 +150,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
 """Sub-rooms: what each imports of its room, upper floors first; `.` is the room's root."""
 SEAM = {
     "",
+    "losses",
     "sampling.chats",
     "gang",
     "gang.processes",
@@ -165,7 +167,7 @@ SEAM = {
 }
 """Sub-rooms of engines that tasks may import, besides the root (values and protocols). The controller opens a gang,
 calls methods of its ranks (also of ranks that profile or try operators), compares fingerprints, reads configs and
-indexes, calls functions on hosts, and reads chats as engines do."""
+indexes, calls functions on hosts, reads chats as engines do, and says what a loss needs."""
 HEAVY = {"torch", "megatron", "vllm", "prefect", "transformers", "ray"}
 MAX_BODY_LINES = 60
 MAX_FILE_LINES = 500

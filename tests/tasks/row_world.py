@@ -9,7 +9,7 @@ import torch
 
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.engine import Generated, Shard
-from prefect_rlhf.engines.loss_protocol import LossValues
+from prefect_rlhf.engines.losses.protocol import LossValues
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph

@@ -21,9 +21,11 @@ from megatron.core.tensor_parallel import (
 )
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from torch import Tensor
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
+from prefect_rlhf.engines.cpu_products import added_product
 from prefect_rlhf.engines.megatron.adapters.linear_layers import LINEAR_LAYERS, Fusion
+from prefect_rlhf.engines.megatron.cpu.products import linear
 from prefect_rlhf.engines.megatron.layers import NormedRowParallelLinear
 from prefect_rlhf.placement.models.adapter import AdapterSpec
 
@@ -119,4 +121,4 @@ def _parameter(beside: Tensor, rows: int, columns: int, split: int | None) -> to
 def _added(made: Tensor, narrow: Tensor, b_FR: Tensor, scale: float) -> Tensor:
     """Return made + scale * narrow @ B^T."""
     both = made.flatten(0, -2), narrow.flatten(0, -2)
-    return torch.addmm(*both, b_FR.t(), alpha=scale).view(made.shape)
+    return added_product(*both, b_FR.t(), scale).view(made.shape)

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from prefect_rlhf.engines.cpu_products import is_in_float32
 from prefect_rlhf.engines.megatron.rotary import rotate
 from prefect_rlhf.placement.models.engine_constants import LONGEST_EXPLICIT
 
@@ -142,15 +143,17 @@ def _attention_backward(
     `above`, `query`, `mixed` are [BG, Q, S, D], `key` and `value` [BG, 1, S, D], `logsumexp` [BG, Q, S].
     """
     (batch, heads, length, dim), scale = query.shape, query.shape[-1] ** -0.5
-    flat = (batch, heads * length, dim)
-    query, above, key, value = query.reshape(flat), above.reshape(flat), key[:, 0], value[:, 0]
+    flat, dtype = (batch, heads * length, dim), query.dtype
+    operands = query.reshape(flat), above.reshape(flat), key[:, 0], value[:, 0]
+    wide = torch.float32 if is_in_float32(query, length) else dtype
+    query, above, key, value = (each.to(wide) for each in operands)
     weights = torch.bmm(query, key.mT).float().mul_(scale).sub_(logsumexp.reshape(batch, -1, 1)).exp_()
     weights.view(batch, heads, length, length).tril_()
-    narrow = weights.to(query.dtype)
-    grad_value = torch.bmm(narrow.mT, above)
+    grad_value = torch.bmm(weights.to(wide).mT, above)
     along = (above * mixed.reshape(flat)).sum(-1, keepdim=True, dtype=torch.float32)
-    slopes = torch.bmm(above, value.mT).float().sub_(along).mul_(weights).mul_(scale).to(query.dtype)
-    return torch.bmm(slopes, key), torch.bmm(slopes.mT, query), grad_value
+    slopes = torch.bmm(above, value.mT).float().sub_(along).mul_(weights).mul_(scale).to(wide)
+    made = torch.bmm(slopes, key), torch.bmm(slopes.mT, query), grad_value
+    return made[0].to(dtype), made[1].to(dtype), made[2].to(dtype)
 
 
 def _attention_backward_long(

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from prefect_rlhf.engines.cpu_products import product
 from prefect_rlhf.engines.engine import Generated, SamplingSettings
 from prefect_rlhf.engines.megatron.groups import Groups
 from prefect_rlhf.engines.megatron.key_value_cache import CachedPass
@@ -122,7 +123,7 @@ class Generation:
     def _logits(self, hidden_BH: Tensor) -> Tensor | None:
         """Return logits [B, V] on the rank that chooses; other ranks of the tensor-parallel group send their part."""
         tp = self._groups.tp
-        part_BV = hidden_BH @ self._model.head_weight("lm").t()
+        part_BV = product(hidden_BH, self._model.head_weight("lm").t())
         if tp.size() == 1:
             return part_BV[:, : self._vocab_size]
         parts = [torch.empty_like(part_BV) for _ in range(tp.size())] if self._chooses else None

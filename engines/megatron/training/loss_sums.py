@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from prefect_rlhf.engines.engine import TrainingRows, TrainSettings
-from prefect_rlhf.engines.loss_protocol import LossTerm
-from prefect_rlhf.engines.mean_over import UNITS, RowParts, row_parts
+from prefect_rlhf.engines.losses.mean_over import UNITS, RowParts, row_parts
+from prefect_rlhf.engines.losses.protocol import LossTerm
 from prefect_rlhf.engines.megatron.packing import to_device
 from prefect_rlhf.engines.megatron.training.batches import MicroBatch, micro_batch_rows, mini_batch_rows
 from prefect_rlhf.placement.models.outputs import head_of

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from prefect_rlhf.engines.megatron.cpu.products import product, weight_product
+from prefect_rlhf.engines.cpu_products import product
+from prefect_rlhf.engines.megatron.cpu.products import weight_product
 from prefect_rlhf.engines.megatron.gradients import GradientSink
 from prefect_rlhf.engines.megatron.vocabulary.head import logits_of, slices
 

@@ -29,7 +29,7 @@ from prefect_rlhf.engines.engine import (
     TrainSettings,
 )
 from prefect_rlhf.engines.files.huggingface import write_folder
-from prefect_rlhf.engines.loss_protocol import LossTerm, LossValues
+from prefect_rlhf.engines.losses.protocol import LossTerm, LossValues
 from prefect_rlhf.engines.process_groups import uses_nccl
 from prefect_rlhf.engines.rank.profiling.layer_clock import LayerClock, clocked, clocked_method, now, worked
 from prefect_rlhf.engines.rank.rank import Rank, build_engine
@@ -190,7 +190,7 @@ class ProfilingRank:
         """Measure a matrix product [tokens, columns] x [columns, columns]; successive products use different
         weights.
         """
-        from prefect_rlhf.engines.megatron.cpu.products import product
+        from prefect_rlhf.engines.cpu_products import product
 
         options: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": _device()}
         values, weights = torch.ones(tokens, columns, **options), torch.ones(LAYERS, columns, columns, **options)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from prefect_rlhf.engines.commands import CallCommand, RankReport
-from prefect_rlhf.engines.mean_over import row_parts
+from prefect_rlhf.engines.losses.mean_over import row_parts
 from prefect_rlhf.engines.rank.inputs import read_prompts, training_rows
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.engines.rank.trial.mistake import Mistake, is_mistake

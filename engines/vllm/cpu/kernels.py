@@ -11,6 +11,7 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
+from prefect_rlhf.engines.cpu_products import has_bfloat16, is_in_float32, product
 from prefect_rlhf.engines.vllm.sampler import RowSampler
 
 NORM_MULTIPLE = 8  # widths that vLLM's kernel for norms takes: it computes eight numbers at once
@@ -18,6 +19,9 @@ NORM_MULTIPLE = 8  # widths that vLLM's kernel for norms takes: it computes eigh
 
 class CpuKernels:
     """Packed linear layers, fused norms and a lean sampler in the model of an engine.
+
+    On a processor whose oneDNN has no bfloat16, vLLM would leave its layers to torch's own loops, which are the slowest
+    of all. There a layer computes in float32 from the weights themselves, and nothing is packed.
 
     A packed layer computes from a copy of its weights in the layout of the matrix unit, hidden in oneDNN. vLLM empties
     the readable weights after packing; here they stay, and `pack` makes the copies anew after they were written.
@@ -44,18 +48,34 @@ class CpuKernels:
         if not self._stale:
             return
         for layer in self._layers:
-            _pack(layer)
+            if is_packed(layer):
+                _pack(layer)
+            else:
+                layer.cpu_linear = _linear
         self._packed, self._stale = True, False
 
     def drop(self) -> None:
         """Free the packed copies; the layers compute from the readable weights until the next `pack`."""
         for layer in self._layers:
-            layer.cpu_linear = F.linear
+            layer.cpu_linear = _linear
         self._packed, self._stale = False, True
 
     def num_bytes(self) -> int:
         """Bytes of the packed copies, which no tensor shows: as many as the weights they copy."""
-        return sum(layer.weight.nbytes for layer in self._layers) if self._packed else 0
+        return sum(layer.weight.nbytes for layer in self._layers if is_packed(layer)) if self._packed else 0
+
+
+def is_packed(layer: Any) -> bool:
+    """Whether oneDNN can pack the layer's weight on this processor."""
+    return layer.weight.dtype != torch.bfloat16 or has_bfloat16()
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute from the readable weight [F, I], for x [..., I]."""
+    if not is_in_float32(x, x.shape[:-1].numel()):
+        return F.linear(x, weight, bias)
+    made = product(x.flatten(0, -2), weight.t()).view(*x.shape[:-1], -1)
+    return made if bias is None else made + bias
 
 
 def _pack(layer: Any) -> None:

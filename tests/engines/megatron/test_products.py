@@ -1,21 +1,20 @@
-"""Products of bfloat16 in float32: no less accurate, only for many tokens, gradients of weights in float32."""
-
-from types import SimpleNamespace
+"""Megatron's linear layers in float32: the same outputs and gradients, gradients of weights in float32."""
 
 import pytest
 import torch
 from megatron.core.tensor_parallel import layers
 
+from prefect_rlhf.engines import cpu_products
 from prefect_rlhf.engines.megatron.cpu import products
 from prefect_rlhf.engines.megatron.gradients import mark_stale
 
-TOKENS, INPUTS, OUTPUTS = products.FEWEST_TOKENS + 5, 72, 40
+TOKENS, INPUTS, OUTPUTS = 9, 72, 40
 OPTIONS = {"gradient_accumulation_fusion": True, "allreduce_dgrad": False, "sequence_parallel": False, "tp_group": None}
 
 
 @pytest.fixture(autouse=True)
 def float32_is_faster(monkeypatch):
-    monkeypatch.setattr(products, "is_float32_faster", lambda: True)
+    monkeypatch.setattr(cpu_products, "fewest_tokens", lambda: TOKENS)
 
 
 def operands(tokens=TOKENS):
@@ -27,27 +26,6 @@ def weight_with_buffer(weight, content):
     weight = weight.clone().requires_grad_()
     weight.main_grad = torch.full(weight.shape, content)
     return weight
-
-
-def test_a_product_is_the_exact_one_rounded_once():
-    values, weight = operands()
-    exact = values.double() @ weight.double().t()
-    found = products.product(values, weight.t())
-    assert found.dtype == torch.bfloat16
-    assert torch.equal(found, (values.float() @ weight.float().t()).bfloat16())
-    assert (found - exact).abs().max() <= 1.01 * (exact.bfloat16() - exact).abs().max()
-
-
-def test_few_tokens_and_other_processors_use_torchs_own_product(monkeypatch):
-    wide = []
-    monkeypatch.setattr(torch, "mm", lambda *_, **__: wide.append(1))
-    values, weight = operands(products.FEWEST_TOKENS - 1)
-    assert torch.equal(products.product(values, weight.t()), values @ weight.t())
-    monkeypatch.setattr(products, "is_float32_faster", lambda: False)
-    many, _ = operands()
-    assert torch.equal(products.product(many, weight.t()), many @ weight.t())
-    assert torch.equal(products.product(many.float(), weight.t().float()), many.float() @ weight.t().float())
-    assert not wide
 
 
 @pytest.mark.parametrize("is_stale", [True, False])
@@ -79,21 +57,26 @@ def test_a_weight_without_a_buffer_has_its_gradient_from_autograd():
     assert torch.equal(weight.grad, values.float().sum(0).bfloat16().expand_as(weight))
 
 
-@pytest.mark.parametrize(
-    ("found", "is_faster"),
-    [
-        ({"amx_bf16": True, "avx512_bf16": True, "cpu_name": "Intel Xeon"}, False),
-        ({"amx_bf16": False, "avx512_bf16": True, "cpu_name": "Intel Xeon"}, True),
-        ({"amx_bf16": False, "avx512_bf16": True, "cpu_name": "AMD EPYC 9354"}, False),
-        ({"amx_bf16": False, "avx512_bf16": False, "cpu_name": "AMD EPYC 7763"}, True),
-        ({"architecture": "aarch64"}, False),
-    ],
-)
-def test_float32_is_chosen_by_the_processors_instructions(monkeypatch, found, is_faster):
-    monkeypatch.undo()
-    monkeypatch.setattr(torch, "cpu", SimpleNamespace(get_capabilities=lambda: {"architecture": "x86_64"} | found))
-    products.is_float32_faster.cache_clear()
-    try:
-        assert products.is_float32_faster() is is_faster
-    finally:
-        products.is_float32_faster.cache_clear()
+def test_an_adapters_gradient_is_left_to_autograd():
+    """Autograd adds it to the buffer. Added here as well, it would count twice."""
+    values, plain = operands()
+    weight = weight_with_buffer(plain, 0.5)
+    weight.is_adapter = True
+    products.linear(values, weight).sum().backward()
+    assert torch.equal(weight.grad, values.float().sum(0).bfloat16().expand_as(weight))
+    assert (weight.main_grad == 0.5).all()
+
+
+@pytest.mark.parametrize("tokens", [TOKENS - 1, TOKENS])
+def test_a_linear_function_is_torchs_with_its_gradients(tokens):
+    """Few tokens are torch's own product bit for bit; of many the result and both gradients are rounded once."""
+    values, weight = operands(tokens)
+    found, expected = [], []
+    for function, made in ((products.linear, found), (torch.nn.functional.linear, expected)):
+        both = values.clone().requires_grad_(), weight.clone().requires_grad_()
+        result = function(*both)
+        result.backward(torch.ones_like(result))
+        made += [result, both[0].grad, both[1].grad]
+    for ours, torchs in zip(found, expected, strict=True):
+        assert ours.dtype == torch.bfloat16
+        assert torch.equal(ours, torchs) if tokens < TOKENS else torch.allclose(ours, torchs, rtol=2**-7, atol=2**-7)

@@ -9,7 +9,7 @@ import torch
 from prefect_rlhf.engines.commands import BuildCommand, CallCommand, MoveWeightsCommand, PassCommand
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.engine import Generated, SamplingSettings, Shard, TrainSettings
-from prefect_rlhf.engines.loss_protocol import LossTerm, LossValues
+from prefect_rlhf.engines.losses.protocol import LossTerm, LossValues
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.engines.rank.store import RowsMissing
 from prefect_rlhf.engines.weights.versions import Fingerprints

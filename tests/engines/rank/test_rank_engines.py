@@ -20,7 +20,7 @@ from prefect_rlhf.engines.files.huggingface import read_model_spec
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.open import FORK_ENVIRONMENT, RANK_ENVIRONMENT
 from prefect_rlhf.engines.gang.processes.messages import GangSettings
-from prefect_rlhf.engines.loss_protocol import LossTerm, LossValues
+from prefect_rlhf.engines.losses.protocol import LossTerm, LossValues
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.engines.weights.versions import Fingerprints
 from prefect_rlhf.errors.errors import InvalidInput, StaleWeights

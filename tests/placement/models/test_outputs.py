@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from prefect_rlhf.engines.loss_protocol import LossValues
+from prefect_rlhf.engines.losses.protocol import LossValues
 from prefect_rlhf.engines.rank.trial.trial_rank import made_up
 from prefect_rlhf.engines.rows import keys_of_calls
 from prefect_rlhf.errors.errors import GraphError, InvalidInput

@@ -9,7 +9,7 @@ OURS, MEGATRON = "/prefect_rlhf/", "/megatron/core/"
 
 
 class Counts:
-    """A counter by place and kind, as in `engines/mean_over.py:47 copy`."""
+    """A counter by place and kind, as in `engines/losses/mean_over.py:47 copy`."""
 
     def __init__(self) -> None:
         self.by_place: Counter[str] = Counter()

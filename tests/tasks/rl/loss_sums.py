@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prefect_rlhf.engines.mean_over import row_parts
+from prefect_rlhf.engines.losses.mean_over import row_parts
 from prefect_rlhf.engines.rows import Columns
 from prefect_rlhf.tasks.settings import Settings
 from prefect_rlhf.tasks.tracing.operations import Operator

@@ -3,7 +3,7 @@
 import pytest
 
 from prefect_rlhf.engines.compute import Computed
-from prefect_rlhf.engines.loss_protocol import LossValues
+from prefect_rlhf.engines.losses.protocol import LossValues
 from prefect_rlhf.errors.errors import GraphError
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.graph import Dataset

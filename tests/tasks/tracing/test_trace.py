@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 
 from prefect_rlhf.engines.compute import Computed
-from prefect_rlhf.engines.loss_protocol import LossValues
+from prefect_rlhf.engines.losses.protocol import LossValues
 from prefect_rlhf.errors.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.graph import Dataset, Operation
 from prefect_rlhf.placement.models.adapter import AdapterSpec

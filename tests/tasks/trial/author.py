@@ -8,7 +8,7 @@ import torch
 from transformers import AutoTokenizer
 
 from prefect_rlhf.engines.compute import Computed
-from prefect_rlhf.engines.loss_protocol import LossValues
+from prefect_rlhf.engines.losses.protocol import LossValues
 from prefect_rlhf.tasks.data.rollouts import record_rollouts, text_columns
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
 from prefect_rlhf.tasks.rl.evaluation.held_out import record_evaluation

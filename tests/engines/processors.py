@@ -1,18 +1,22 @@
-"""vLLM's packing of small matrices for CPUs with AMX, on any CPU.
+"""vLLM's linear layers as on CPUs with AMX and as on CPUs whose oneDNN has no bfloat16, on any CPU.
 
-vLLM itself chooses the kernel, packs the weight and converts the bias. AMX is claimed for that choice alone, so that
-attention keeps a kernel that this CPU has. The kernels also run on CPUs without AMX, if they have bfloat16; on others a
-product in float32 takes their place.
+With AMX, vLLM itself chooses the kernel, packs the weight and converts the bias. AMX is claimed for that choice alone,
+so that attention keeps a kernel that this CPU has. The kernels also run on CPUs without AMX, if they have bfloat16; on
+others a product in float32 takes their place.
 """
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  as everybody calls it
 from vllm.model_executor.layers import utils as vllm_layers
+
+from prefect_rlhf.engines import cpu_products
+from prefect_rlhf.engines.vllm.cpu import kernels
 
 
 @contextmanager
@@ -27,11 +31,28 @@ def amx() -> Iterator[list[tuple[int, int]]]:
         return chosen
 
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(kernels, "has_bfloat16", lambda: True))  # as every CPU with AMX
         stack.enter_context(mock.patch.object(vllm_layers, "check_cpu_sgl_kernel", choose))
         if not hasattr(torch.ops._C, "weight_packed_linear"):
             for name, function in (("convert_weight_packed", _packed), ("weight_packed_linear", _product)):
                 stack.enter_context(mock.patch.object(torch.ops._C, name, function, create=True))
         yield packed
+
+
+@contextmanager
+def no_bfloat16() -> Iterator[list[tuple[int, int]]]:
+    """Let an engine see a CPU whose oneDNN has no bfloat16; yields no sizes."""
+    with (
+        mock.patch.object(kernels, "has_bfloat16", lambda: False),
+        mock.patch.object(cpu_products, "fewest_tokens", lambda: 4),
+    ):
+        yield []
+
+
+def bytes_with_packed(engine: Any) -> int:
+    """An engine's bytes on a CPU that packs all of its layers. The certificate counts these on every CPU."""
+    held: int = engine.device_bytes()
+    return held + sum(layer.weight.nbytes for layer in engine._cpu._layers if not kernels.is_packed(layer))
 
 
 def _packed(weight_NK: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""Losses as an engine sees them."""
