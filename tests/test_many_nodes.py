@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.tasks.running.journal import read_spans
@@ -96,6 +97,23 @@ def test_nor_for_grpo(parameters, nodes, name, record_property):
     over = plan_matrix.run(given, compact, f"grpo {name}", num_devices=4 if number == 2 else 3, nodes=number)
     assert len(over.tokens[0]) == 16
     assert_equal(alone, over, record_property)
+
+
+@pytest.mark.parametrize("name", ["two", "three"])
+def test_nor_for_an_adapter(parameters, nodes, name, record_property):
+    """Each machine reads the base. Only the adapter moves into vLLM's slots, and nothing if each rank trained all of it."""
+    given = plan_matrix.grpo_parameters(parameters)
+    given |= {"actor": {**given["actor"], "adapter": {"rank": 4, "alpha": 8.0}}}
+    number, compact = GRPO[name]
+    num_devices = 4 if number == 2 else 3
+    alone = plan_matrix.run(given, grpo_plan("0 engine=vllm", "0", "0", "0"), "adapter", num_devices=1)
+    over = plan_matrix.run(given, compact, f"adapter {name}", num_devices=num_devices, nodes=number)
+    assert_equal(alone, over, record_property)
+    adapter = load_file(over.run_dir / "actor" / "adapter_model.safetensors")
+    most = num_devices * sum(values.nbytes for values in adapter.values())
+    moved = [span.bytes_moved for span in read_spans(over.run_dir) if span.kind == "reallocate"]
+    assert moved and max(moved) <= most
+    assert all(moved) if name == "two" else not any(moved)
 
 
 @pytest.mark.parametrize("name", ["dp4", "each call its own", "auto"])
