@@ -101,7 +101,7 @@ def test_nor_for_grpo(parameters, nodes, name, record_property):
 
 @pytest.mark.parametrize("name", ["two", "three"])
 def test_nor_for_an_adapter(parameters, nodes, name, record_property):
-    """Each machine reads the base. Only the adapter moves into vLLM's slots, and nothing if each rank trained all of it."""
+    """Each machine reads the base. Only the adapter moves, and nothing if each rank trained all of it."""
     given = plan_matrix.grpo_parameters(parameters)
     given |= {"actor": {**given["actor"], "adapter": {"rank": 4, "alpha": 8.0}}}
     number, compact = GRPO[name]
