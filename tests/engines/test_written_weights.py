@@ -170,19 +170,6 @@ def test_amx_is_claimed_for_every_small_matrix(pair):
     assert is_claimed == (pair.label == "vllm with AMX")
 
 
-@pytest.mark.parametrize("shape", [(3, 72), (5, 72), (2, 3, 72)])
-def test_a_layer_that_is_not_packed_computes_what_torch_does(shape):
-    """With its bias, of few and of many tokens, in one axis or two."""
-    torch.manual_seed(0)
-    x, weight, bias = torch.randn(shape).bfloat16(), torch.randn(40, 72).bfloat16(), torch.randn(40).bfloat16()
-    with no_bfloat16():
-        made = kernels._linear(x, weight, bias)
-        assert torch.equal(kernels._linear(x, weight, None) + bias, made) or shape == (3, 72)
-    exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
-    assert made.dtype == torch.bfloat16
-    assert torch.allclose(made.double(), exact, rtol=2**-7, atol=2**-5)
-
-
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
     return vllm(family_cases.make_family(tmp_path_factory.mktemp("model"), "qwen2", KV_HEADS), "bfloat16")

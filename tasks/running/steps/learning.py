@@ -17,6 +17,8 @@ WARN_AFTER = 3  # steps in a row
 MOST_SHARE = 0.5  # of the answers cut, and of the rows without a reward
 MOST_KL_PER_TOKEN = 0.2
 """Nats. TRL's training FAQ advises a KL of 0 to 10 nats; a response of its PPO has 53 tokens by default."""
+MOST_CHANGE = 0.1
+"""Nats a token between two engines of one model. In bfloat16 SmolLM2-135M has 0.04 on every processor (2026-11-28)."""
 KL_METRICS = ("kl_per_token", "kl")
 
 
@@ -146,6 +148,12 @@ class Learning:
         if share > MOST_SHARE:
             remedy = "such rows teach nothing: let the reward return a number for more of them"
             yield ("unscored",), f"{step}: {share:.0%} of the rows have no reward ({name}); {remedy}"
+        name, change = largest(metrics, "initial_change")
+        if change > MOST_CHANGE and metrics["step"] == 1:  # later, older weights may have answered
+            differ = f"the engine that answers and the one that trains differ by {change:.2g} nats per token"
+            role = next(call.role for call in self._trains if name.startswith(f"{call.name}."))
+            remedy = f"they have the same weights, so one of them rounds badly or is wrong; try {role}.dtype=float32"
+            yield ("engines",), f"{step}: {differ}, above {MOST_CHANGE} ({name}); {remedy}"
         name, kl = largest(per_token(metrics), "kl_per_token")
         if kl > MOST_KL_PER_TOKEN and self._judges_kl:
             far = f"the KL to the reference is {kl:.3g} nats per token, above {MOST_KL_PER_TOKEN} ({name})"

@@ -174,6 +174,15 @@ def test_a_sign_of_a_bad_run_is_a_warning_once(sign, says):
     assert warnings[0].startswith(f"step 2: {says}") and "\n" not in warnings[0]
 
 
+def test_engines_that_differ_under_the_same_weights_are_a_warning_of_the_first_step():
+    """In later steps the answers may be those of older weights."""
+    far = LEARNS | {"actor_train.initial_change": 0.14}
+    _, (warning,) = run(GRPO, far, far)
+    assert warning.startswith("step 1: the engine that answers and the one that trains differ by 0.14 nats per token")
+    assert "above 0.1 (actor_train.initial_change)" in warning and "actor.dtype=float32" in warning
+    assert not run(GRPO, LEARNS | {"actor_train.initial_change": 0.1}, far)[1]
+
+
 def test_a_warning_about_cut_answers_names_the_parameter_that_bounds_them():
     """As a person states it, in this algorithm: with -p, or in a file."""
     rollout = replace(GRPO.call("actor_generate"), operation=Operation("sample", parameter="algo.first"))
