@@ -67,7 +67,7 @@ class DemoServer:
         """End the processes of `start`; returns the names of the running processes that it ended."""
         return [daemon.name for daemon in self.daemons if daemon.stop()]
 
-    def prefect(self, *arguments: str, limit_seconds: float = 120.0) -> str:
+    def prefect(self, *arguments: str, limit_seconds: float = 300.0) -> str:
         """Run `prefect ARGUMENTS` in the project; returns its output. Raises DemoFailed with the end of the output."""
         command = ["prefect", *arguments]
         try:
@@ -86,7 +86,7 @@ class DemoServer:
             raise DemoFailed(f"{' '.join(command)}: exit {done.returncode}: {(done.stderr or done.stdout)[-800:]}")
         return done.stdout
 
-    def _wait_until_healthy(self, server: Daemon, limit_seconds: float = 90.0) -> None:
+    def _wait_until_healthy(self, server: Daemon, limit_seconds: float = 180.0) -> None:
         deadline = time.monotonic() + limit_seconds
         while time.monotonic() < deadline:
             try:
