@@ -80,3 +80,16 @@ def test_a_linear_function_is_torchs_with_its_gradients(tokens):
     for ours, torchs in zip(found, expected, strict=True):
         assert ours.dtype == torch.bfloat16
         assert torch.equal(ours, torchs) if tokens < TOKENS else torch.allclose(ours, torchs, rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.parametrize("is_stale", [True, False])
+def test_a_weights_gradient_is_added_block_by_block(is_stale):
+    """Only the first block of tokens replaces what a stale buffer holds."""
+    values, _ = operands(2 * cpu_products.AT_ONCE + 5)
+    above = torch.randn(len(values), OUTPUTS).bfloat16()
+    buffer = torch.full((OUTPUTS, INPUTS), float("nan") if is_stale else 0.5)
+    if is_stale:
+        mark_stale(buffer)
+    products.add_weight_product(buffer, above, values)
+    exact = above.double().t() @ values.double() + (0.0 if is_stale else 0.5)
+    assert torch.allclose(buffer.double(), exact, rtol=1e-5, atol=1e-3)
