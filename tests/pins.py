@@ -39,7 +39,7 @@ class Pins:
     file: str
     extras: tuple[str, ...]
     on_cpu: bool = True
-    """For CPUs, of x86-64 and of ARM. On ARM the package index has no torch for CUDA."""
+    """Whether these are for CPUs. For ARM the package index has no torch with CUDA."""
     beside: str | None = None
     """Another file of pins, whose versions hold here and are not repeated."""
     from_source: bool = False
@@ -60,7 +60,7 @@ FILES = (
 def merged(found: Mapping[str, Mapping[str, str]], on_arm: Collection[str] | None = None) -> list[str]:
     """The lines for versions by package, by Python: a marker where not every Python has the version.
 
-    With the names of the packages that ARM needs, the others get a marker as well.
+    If you name the packages that ARM needs, all others get a marker for x86-64.
 
     >>> merged({"3.11": {"a": "1", "b": "2"}, "3.12": {"a": "1", "b": "3", "c": "4"}, "3.13": {"a": "1", "b": "3"}})
     ['a==1', 'b==2 ; python_full_version < "3.12"', 'b==3 ; python_full_version >= "3.12"', \

@@ -50,7 +50,7 @@ def no_bfloat16() -> Iterator[list[tuple[int, int]]]:
 
 
 def bytes_with_packed(engine: Any) -> int:
-    """An engine's bytes on a CPU that packs all of its layers. The certificate counts these on every CPU."""
+    """Return what the engine would hold if this CPU packed all of its layers, as the certificate assumes."""
     held: int = engine.device_bytes()
     return held + sum(layer.weight.nbytes for layer in engine._cpu._layers if not kernels.is_packed(layer))
 

@@ -69,7 +69,7 @@ def _applied(input: Tensor, weight: Tensor, group: dist.ProcessGroup | None) -> 
 class _Linear(torch.autograd.Function):
     """Megatron's linear layer without its bias. A weight's gradient goes to its float32 buffer, if there is one.
 
-    An adapter's gradient goes to autograd, which adds it to the buffer.
+    An adapter's gradient is returned, and autograd adds it to the buffer.
     """
 
     @staticmethod

@@ -21,7 +21,8 @@ class CpuKernels:
     """Packed linear layers, fused norms and a lean sampler in the model of an engine.
 
     On a processor whose oneDNN has no bfloat16, vLLM would leave its layers to torch's own loops, which are the slowest
-    of all. There a layer computes in float32 from the weights themselves, and nothing is packed.
+    of all. There a layer computes in float32 from the weights themselves, and nothing is packed. Norms stay vLLM's own
+    where its kernel cuts digits.
 
     A packed layer computes from a copy of its weights in the layout of the matrix unit, hidden in oneDNN. vLLM empties
     the readable weights after packing; here they stay, and `pack` makes the copies anew after they were written.
@@ -34,10 +35,9 @@ class CpuKernels:
         self._layers: list[Any] = [m for m in model.modules() if isinstance(m, LinearBase | ParallelLMHead)]
         self._packed = False
         self._stale = True  # the weights were written since they were packed
-        for module in model.modules():
-            if isinstance(module, RMSNorm) and module.hidden_size % NORM_MULTIPLE == 0:
-                cuts = module.weight.dtype == torch.bfloat16 and cuts_digits()
-                module._forward_method = partial(_rounded_norm if cuts else _rms_norm, module)
+        for norm in (m for m in model.modules() if isinstance(m, RMSNorm) and m.hidden_size % NORM_MULTIPLE == 0):
+            if not (norm.weight.dtype == torch.bfloat16 and cuts_digits()):
+                norm._forward_method = partial(_rms_norm, norm)
         runner.sampler = RowSampler(runner.sampler.logprobs_mode)
 
     def weights_written(self) -> None:
@@ -72,7 +72,7 @@ def is_packed(layer: Any) -> bool:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute from the readable weight [F, I], for x [..., I]."""
+    """Multiply x [..., I] by the readable weight [F, I], and add the bias."""
     if not is_in_float32(x, x.shape[:-1].numel()):
         return F.linear(x, weight, bias)
     made = product(x.flatten(0, -2), weight.t()).view(*x.shape[:-1], -1)
@@ -101,21 +101,13 @@ def _with_bias_in(dtype: torch.dtype, product: Any, x: Tensor, weight: Tensor, b
 def cuts_digits() -> bool:
     """Whether vLLM's kernels cut the digits that bfloat16 lacks, as its build for AVX2 does, instead of rounding them.
 
-    Then every norm makes its result smaller. SmolLM2-135M's log-probabilities were off by 0.14 nats a token, and are by
-    0.04 with rounded norms, as in transformers (2026-11-28). Other kernels cut too, without such an effect.
+    Then every norm would make its result smaller. SmolLM2-135M's log-probabilities were off by 0.14 nats a token, and
+    by 0.04 with vLLM's own norms, as in transformers (2026-11-28). Other kernels cut too, without such an effect.
     """
     ones = torch.ones(1, NORM_MULTIPLE, dtype=torch.bfloat16)
     made = torch.empty_like(ones)
     torch.ops._C.rms_norm(made, ones, ones[0], 0.002)  # 1 / sqrt(1.002) = 0.999, between 0.996 and 1
     return bool((made < 1).any())
-
-
-def _rounded_norm(norm: RMSNorm, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-    """Compute `_rms_norm` by torch, which rounds."""
-    if residual is None:
-        return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
-    residual.add_(x)
-    return F.rms_norm(residual, x.shape[-1:], norm.weight, norm.variance_epsilon), residual
 
 
 def _rms_norm(norm: RMSNorm, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:

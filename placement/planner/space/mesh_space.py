@@ -27,7 +27,7 @@ class MeshSpace:
     classes: tuple[tuple[int, ...], ...]
     nodes: tuple[int, ...]
     places: Mapping[DeviceMesh, tuple[int, int]] = field(compare=False)
-    """Each mesh's index and class. A large lease has thousands of meshes, too many to look through for each call."""
+    """The index and class of a mesh. A large lease has thousands of meshes, so a call must not search them all."""
 
     @classmethod
     def of(

@@ -115,9 +115,9 @@ def in_cycle(t: Tables, before: Ints) -> int:
 
 @inner
 def open_pair(t: Tables, us: Ints, s: Scratch, before: Ints) -> tuple[int, int]:
-    """Return the longest train_step and call of the cycle that exclude each other and whose order is open.
+    """Return the longest train_step and call of the cycle that cannot run at once and have no order yet.
 
-    It is no longer open if all that the call waits for precedes the train_step. Returns NONE if no pair is left.
+    They have one if all that the call waits for precedes the train_step. Returns NONE if no pair is left.
     """
     most, first, second = 0, NONE, NONE
     trains = t.cycle.train_steps

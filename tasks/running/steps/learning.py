@@ -148,12 +148,13 @@ class Learning:
         if share > MOST_SHARE:
             remedy = "such rows teach nothing: let the reward return a number for more of them"
             yield ("unscored",), f"{step}: {share:.0%} of the rows have no reward ({name}); {remedy}"
-        name, change = largest(metrics, "initial_change")
-        if change > MOST_CHANGE and metrics["step"] == 1:  # later, older weights may have answered
-            differ = f"the engine that answers and the one that trains differ by {change:.2g} nats per token"
-            role = next(call.role for call in self._trains if name.startswith(f"{call.name}."))
-            remedy = f"they have the same weights, so one of them rounds badly or is wrong; try {role}.dtype=float32"
-            yield ("engines",), f"{step}: {differ}, above {MOST_CHANGE} ({name}); {remedy}"
+        for call in self._trains if metrics["step"] == 1 else ():  # later, older weights may have given the answers
+            changes = first_changes(call.name, metrics)
+            name = max(changes, key=changes.__getitem__, default="")
+            if name and changes[name] > MOST_CHANGE:
+                far = f"the engine that answers and the one that trains differ by {changes[name]:.2g} nats per token"
+                remedy = f"they have the same weights, so one rounds badly or is wrong; try {call.role}.dtype=float32"
+                yield ("engines", call.name), f"{step}: {far}, above {MOST_CHANGE} ({name}); {remedy}"
         name, kl = largest(per_token(metrics), "kl_per_token")
         if kl > MOST_KL_PER_TOKEN and self._judges_kl:
             far = f"the KL to the reference is {kl:.3g} nats per token, above {MOST_KL_PER_TOKEN} ({name})"
@@ -229,6 +230,20 @@ def largest(metrics: Mapping[str, float], word: str) -> tuple[str, float]:
     """Return the largest metric with this last word, and its name; 0 if no metric has it."""
     found = [(name, value) for name, value in metrics.items() if name.rpartition(".")[2] == word]
     return max(found, key=lambda each: each[1], default=("", 0.0))
+
+
+def first_changes(train_step: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the `change` of each term of the loss before the first update.
+
+    >>> first_changes("train", {"train.initial_change": 0.1, "train.initial_policy.change": 0.2, "train.change": 1.0})
+    {'train.initial_change': 0.1, 'train.initial_policy.change': 0.2}
+    """
+    prefix = f"{train_step}.initial_"
+    return {
+        name: value
+        for name, value in metrics.items()
+        if name.startswith(prefix) and name.removeprefix(prefix).rpartition(".")[2] == "change"
+    }
 
 
 def per_token(metrics: Mapping[str, float]) -> dict[str, float]:

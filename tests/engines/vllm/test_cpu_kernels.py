@@ -56,7 +56,8 @@ def test_a_layer_that_is_not_packed_computes_what_torch_does(shape):
     x, weight, bias = torch.randn(shape).bfloat16(), torch.randn(40, 72).bfloat16(), torch.randn(40).bfloat16()
     with no_bfloat16():
         made = kernels._linear(x, weight, bias)
-        assert torch.equal(kernels._linear(x, weight, None) + bias, made) or shape == (3, 72)
+        if x.shape[:-1].numel() >= 4:  # fewer are torch's own product, which rounds once with its bias
+            assert torch.equal(kernels._linear(x, weight, None) + bias, made)
     exact = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
     assert made.dtype == torch.bfloat16
     assert torch.allclose(made.double(), exact, rtol=2**-7, atol=2**-5)

@@ -175,12 +175,18 @@ def test_a_sign_of_a_bad_run_is_a_warning_once(sign, says):
 
 
 def test_engines_that_differ_under_the_same_weights_are_a_warning_of_the_first_step():
-    """In later steps the answers may be those of older weights."""
+    """In a later step, older weights may have given the answers."""
     far = LEARNS | {"actor_train.initial_change": 0.14}
     _, (warning,) = run(GRPO, far, far)
     assert warning.startswith("step 1: the engine that answers and the one that trains differ by 0.14 nats per token")
     assert "above 0.1 (actor_train.initial_change)" in warning and "actor.dtype=float32" in warning
     assert not run(GRPO, LEARNS | {"actor_train.initial_change": 0.1}, far)[1]
+
+
+def test_so_is_a_term_of_the_loss_but_no_metric_of_your_own():
+    _, (warning,) = run(GRPO, LEARNS | {"actor_train.initial_policy.change": 0.2})
+    assert "above 0.1 (actor_train.initial_policy.change)" in warning
+    assert not run(GRPO, LEARNS | {"score.initial_change": 0.2, "actor_train.change": 0.2})[1]
 
 
 def test_a_warning_about_cut_answers_names_the_parameter_that_bounds_them():
