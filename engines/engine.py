@@ -168,6 +168,8 @@ class PlaySettings:
     """Limit for an answer."""
     play_seconds: float
     """Limit for all answers of a row together, in wall time."""
+    start_seconds: float
+    """As in HostSettings, and for the start of its MCP servers."""
     retries: int
     """As in HostSettings, like `failed_value`."""
     failed_value: float | None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from prefect_rlhf.engines.functions.function import HostFunction, HostSettings
+from prefect_rlhf.engines.functions.function import START_SECONDS, HostFunction, HostSettings
 from prefect_rlhf.engines.functions.scores import MOST_SCORE
 from prefect_rlhf.engines.rows import keys_of_calls
 from prefect_rlhf.errors.errors import InvalidInput
@@ -53,6 +53,9 @@ class HostRewards(Settings):
     )
     workers: int = Field(2, ge=1, le=1024, description="Worker processes, each on a CPU.")
     deadline_seconds: float = Field(30.0, gt=0, le=86400, description="Time limit for a row, in seconds.")
+    start_seconds: float = Field(
+        START_SECONDS, gt=0, le=86400, description="Time limit for a worker to import the functions, in seconds."
+    )
     retries: int = Field(1, ge=0, le=100, description="How often a failed row is tried again.")
     failed_value: float | None = Field(
         None, ge=-MOST_SCORE, le=MOST_SCORE, description="Score for a failed row; empty: the row is left out."
@@ -107,7 +110,8 @@ class HostRewards(Settings):
     @property
     def host_settings(self) -> HostSettings:
         """The pool's settings."""
-        return HostSettings(self.workers, self.deadline_seconds, self.retries, self.failed_value, self.most_failed)
+        names = HostSettings.__dataclass_fields__
+        return HostSettings(**{name: getattr(self, name) for name in names})
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import Field, JsonValue, StringConstraints, field_validator
 
 from prefect_rlhf.engines.engine import OverlongAnswers, PlaySettings
+from prefect_rlhf.engines.functions.function import START_SECONDS
 from prefect_rlhf.engines.functions.scores import MOST_SCORE
 from prefect_rlhf.engines.functions.signatures.play_function import (
     DEFAULT_ERRORS,
@@ -67,6 +68,12 @@ class Play(Settings):
     deadline_seconds: float = Field(30.0, ge=0.001, le=86400, description="Time limit for an answer, in seconds.")
     play_seconds: float = Field(
         3600.0, ge=0.001, le=86400, description="Time limit for all answers in a row together, in seconds."
+    )
+    start_seconds: float = Field(
+        START_SECONDS,
+        ge=0.001,
+        le=86400,
+        description="Time limit for a worker to import the code and to start MCP servers, in seconds.",
     )
     retries: int = Field(1, ge=0, le=100, description="How often a failed play is tried again.")
     failed_value: float | None = Field(

@@ -1,9 +1,9 @@
 """Does an algorithm learn? A small model on held-out data, before and after.
 
-    python -m benchmarks.learn {grpo,grpo-dynamic,rloo,remax,ppo,ppo-shared} [--rank R] [--seed N] [--steps N]
-        [--plot FILE]
+    python -m benchmarks.learn {grpo,grpo-dynamic,rloo,remax,ppo,ppo-shared} [--rank R [--lr LR]] [--seed N]
+        [--steps N] [--plot FILE]
     python -m benchmarks.learn {calculator,guess} [--seed N] [--steps N] [--plot FILE]
-    python -m benchmarks.learn {sft,dpo} [--rank R] [--seed N] [--steps N] [--home .rlhf]
+    python -m benchmarks.learn {sft,dpo} [--rank R [--lr LR]] [--seed N] [--steps N] [--home .rlhf]
     python -m benchmarks.learn safe-rlhf [--seed N] [--steps N] [--home .rlhf]
 
 SmolLM2-135M-Instruct on two CPU devices. Those of the first line learn `sums.py` by Python rewards, and are judged by
@@ -11,7 +11,7 @@ greedy accuracy; for the others see `learn_offline.py`, `learn_safe.py` and `lea
 algorithm, metric, before, after, minutes, and `processor_minutes` of the run's processes; kl (nats a response at the
 last step), cost_before, cost_after and limit if there are any; of ppo-shared `resident_bytes` of both forms of PPO, of
 groups `trained_tokens`, in all and up to each evaluation, of calculator `without_tool`. With --rank the actor has an
-adapter of that rank on every matrix, and ten times the learning rate, which are then `rank` and `lr`.
+adapter of that rank on every matrix, and ten times the learning rate or --lr, which are then `rank` and `lr`.
 """
 
 from __future__ import annotations
@@ -79,15 +79,18 @@ def main() -> None:
     parser.add_argument("--home", type=Path, default=Path(".rlhf"))
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--rank", type=int, help="train an adapter of this rank in place of all weights")
+    parser.add_argument("--lr", type=float, help="the adapter's learning rate, by default ten times the other")
     options = parser.parse_args()
     home, name = options.home.resolve(), options.algorithm
     if options.rank is not None and name not in (*ALGORITHMS, *learn_offline.STEPS):
         parser.error("--rank is for algorithms that learn sums or from stored rows")
+    if options.lr is not None and options.rank is None:
+        parser.error("--lr is the learning rate of an adapter: give --rank too")
     if options.plot and name not in (*ALGORITHMS, *learn_plays.STEPS):
         parser.error("--plot draws a share of held-out tasks, of which this algorithm has none")
     prepare_model("smollm2", home / "models" / "smollm2", home / "downloads")
     flow, given = prepared(home, name, options.seed, options.steps)
-    given, lr = (given, {}) if options.rank is None else adapted(given, options.rank)
+    given, lr = (given, {}) if options.rank is None else adapted(given, options.rank, options.lr)
     began, processor = time.monotonic(), processor_seconds()
     run_dir = run(flow, given)
     minutes, processor_minutes = (time.monotonic() - began) / 60, (processor_seconds() - processor) / 60
@@ -97,11 +100,11 @@ def main() -> None:
     print(json.dumps(found | lr | {"processor_minutes": round(processor_minutes, 1)}))
 
 
-def adapted(given: Mapping[str, Any], rank: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def adapted(given: Mapping[str, Any], rank: int, lr: float | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a run's parameters with an adapter of the actor and its learning rate, and what is printed of them."""
     name = "optimizer" if "optimizer" in given["algo"] else "actor_optimizer"
     optimizer = given["algo"][name]
-    lr = RATE_OF_ADAPTERS * optimizer["lr"]
+    lr = RATE_OF_ADAPTERS * optimizer["lr"] if lr is None else lr
     actor = {**given["actor"], "adapter": {"rank": rank}}
     return {**given, "actor": actor, "algo": {**given["algo"], name: {**optimizer, "lr": lr}}}, {"rank": rank, "lr": lr}
 

@@ -16,6 +16,7 @@ OF_ROWS = ("prompt", "response")
 """Columns that every row has, whatever its dataset."""
 _TRUTH = ("ground_truth", "reward_model", "reward_model.ground_truth")
 _QUESTION = ("question", "answer", "metadata")
+START_SECONDS = 60.0
 
 
 class NamedFunction:
@@ -131,6 +132,8 @@ class HostSettings:
     """The value for a failed row; with None it is NaN, and the row gets weight 0."""
     most_failed: float = 0.1
     """The largest share of a `score` call's rows, 0 to 1, that may fail; above it the call raises."""
+    start_seconds: float = START_SECONDS
+    """Time limit for a worker to import the functions, and to read its rows."""
 
     @property
     def value_of_failed(self) -> float:

@@ -18,8 +18,6 @@ from prefect_rlhf.engines.functions.process import WorkerProcess
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.errors.in_short import in_short
 
-START_SECONDS = 60.0
-"""Seconds for a worker to import a function, and to read a message."""
 GRACE_SECONDS = 1.0
 """Seconds for a late call to be ended by its own event loop first."""
 _LOOK_SECONDS = 0.5  # between checks that a process lives: its own children may keep its channel open
@@ -82,7 +80,7 @@ class Hand(ABC, Generic[Said, Event]):
     @property
     def silence(self) -> str:
         """How long a worker that imports, or reads its calls, has been silent, in words."""
-        return f"no message from its process for {self._start_seconds:g} s"
+        return f"no message from its process for {self._start_seconds:g} s; start_seconds gives it more"
 
     def not_imported(self, why: str) -> InvalidInput:
         """Return the error for a worker that ended while importing a function."""

@@ -17,11 +17,13 @@ ORIGIN = ("path", "new_head", "content")
 """A model's fields that only say where its version 0 comes from."""
 
 _OF_EXECUTION = (
-    *("python", "workers", "at_once", "expected_turns", "expected_answer_tokens", "seconds_per_answer"),
+    *("python", "workers", "at_once", "start_seconds"),
+    *("expected_turns", "expected_answer_tokens", "seconds_per_answer", "seconds_per_row"),
     *("deadline_seconds", "play_seconds", "retries", "most_failed"),
 )
-"""A play's settings that affect only where it runs, its processes, the planner, and which rows fail. A run that ended
-because too many rows failed may resume with other limits, because these change no token of a row that does not fail."""
+"""Settings of plays and rewards that affect only where they run, their processes, the planner, and which rows fail. A
+run that ended because too many rows failed may resume with other limits, because these change no token and no score of
+a row that does not fail."""
 
 _OF_TRIAL = ("try_first",)
 """A reward function's settings that affect only its trial before a run."""
@@ -119,7 +121,9 @@ def _filled_settings(saved: Any, now: Operation) -> Any:
     if not now.settings_type:
         return saved
     try:
-        return _untried(type(Bound(now).settings).model_validate_json(json.dumps(saved)).model_dump(mode="json"))
+        return _without_execution(
+            type(Bound(now).settings).model_validate_json(json.dumps(saved)).model_dump(mode="json")
+        )
     except ValidationError:
         return saved
 
@@ -137,18 +141,18 @@ def _call(call: Call) -> dict[str, Any]:
 
 
 def _operation(operation: Operation) -> dict[str, Any]:
-    return {"operation": {"name": operation.name, "settings": _untried(json.loads(operation.settings))}}
+    return {"operation": {"name": operation.name, "settings": _without_execution(json.loads(operation.settings))}}
 
 
-def _untried(settings: Any) -> Any:
-    """Return settings of rewards without what matters only to their trial before a run; other settings unchanged."""
+def _without_execution(settings: Any) -> Any:
+    """Return settings of rewards without those that affect only their execution; other settings unchanged."""
     functions = settings.get("functions") if isinstance(settings, dict) else None
     if not isinstance(functions, dict) or not all(isinstance(each, dict) for each in functions.values()):
         return settings
     kept = {
         name: {key: value for key, value in each.items() if key not in _OF_TRIAL} for name, each in functions.items()
     }
-    return settings | {"functions": kept}
+    return {key: value for key, value in settings.items() if key not in _OF_EXECUTION} | {"functions": kept}
 
 
 def _play(stated: Mapping[str, Any]) -> dict[str, Any]:

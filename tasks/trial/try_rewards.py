@@ -64,7 +64,8 @@ def try_rewards(
     warnings = []
     for settings, names in scored.items():
         rewards = HostRewards.model_validate_json(settings)
-        limits = HostSettings(1, min(rewards.deadline_seconds, ROW_SECONDS), retries=0, most_failed=1.0)
+        seconds = min(rewards.deadline_seconds, ROW_SECONDS)
+        limits = HostSettings(1, seconds, retries=0, most_failed=1.0, start_seconds=rewards.start_seconds)
         for function in rewards.host_functions:
             with HostPool((function,), limits) as pool:
                 (loaded,) = pool.load()

@@ -19,3 +19,8 @@ def test_a_rank_changes_the_actor_and_its_rate_alone(tmp_path, name):
     assert printed == {"rank": 8, "lr": pytest.approx(10 * before["lr"])}
     others = given.keys() - {"actor", "algo"}
     assert {key: changed[key] for key in others} == {key: given[key] for key in others}
+
+
+def test_a_learning_rate_that_is_given_is_the_adapters(tmp_path):
+    changed, printed = adapted(parameters(tmp_path, "grpo", 1, 5), 8, 3e-5)
+    assert changed["algo"]["optimizer"]["lr"] == printed["lr"] == 3e-5

@@ -77,6 +77,7 @@ def test_a_loss_on_the_output_is_trained(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.all  # test_new_engine.py starts ranks with a registered engine
 def test_ranks_that_start_later_have_it_and_keep_its_vectors(tmp_path):
     """On two ranks that divide the vocabulary: the rows of a rank hold a vector for each response token."""
     folder = make_model(tmp_path / "llama", heads=4, kv_heads=2)

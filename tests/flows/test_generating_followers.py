@@ -122,7 +122,7 @@ def first_version(case, run_dir):
     return stored(run_dir, 1, f"ref.{PART[case]}")
 
 
-@pytest.mark.parametrize(("case", "plan"), combinations(CASES, PLANS, briefly=[("two formats", "vllm")]))
+@pytest.mark.parametrize(("case", "plan"), combinations(CASES, PLANS, briefly=[]))
 def test_both_engines_hold_the_average(ran, case, plan):
     """Bit for bit: in vLLM, which generates with it, and in Megatron, both of which follow by themselves."""
     result = ran[1](case, plan)

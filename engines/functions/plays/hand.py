@@ -26,7 +26,7 @@ from prefect_rlhf.engines.functions.plays.messages import (
 )
 from prefect_rlhf.engines.functions.process import WorkerProcess, search_path
 from prefect_rlhf.engines.functions.signatures.play_function import PlayFunction
-from prefect_rlhf.engines.functions.staff import GRACE_SECONDS, START_SECONDS, Hand
+from prefect_rlhf.engines.functions.staff import GRACE_SECONDS, Hand
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.environment import HARMLESS
 
@@ -36,7 +36,7 @@ read = reader_of(Said)
 class PlayHand(Hand[Ready | Asks | Over | Failed, Asks | Over | Failed]):
     """A worker process and its open plays."""
 
-    def __init__(self, settings: PlaySettings, start_seconds: float = START_SECONDS) -> None:
+    def __init__(self, settings: PlaySettings) -> None:
         names = (*HARMLESS, *settings.environment_variables)
         passed = {name: os.environ[name] for name in names if name in os.environ}
         self._function = function = PlayFunction.of(settings)
@@ -50,7 +50,7 @@ class PlayHand(Hand[Ready | Asks | Over | Failed, Asks | Over | Failed]):
                 raise
             right = f"the path of a Python interpreter ({error.strerror})"
             raise InvalidInput("play.python", function.python, right) from error
-        super().__init__(process, start_seconds)
+        super().__init__(process, settings.start_seconds)
         self._ready: Ready | None = None  # until the play function is imported
         self.plays: dict[int, float] = {}  # since when the code of each play runs; infinity while it waits
         # The worker knows plays by other numbers. Each play has a new one there, and so has its second try: else a task

@@ -16,7 +16,7 @@ from prefect_rlhf.engines.functions.load import at
 from prefect_rlhf.engines.functions.plays.hand import PlayHand
 from prefect_rlhf.engines.functions.plays.messages import Asks, Failed, Open, Over, Told
 from prefect_rlhf.engines.functions.signatures.play_function import WITH_OPENING
-from prefect_rlhf.engines.functions.staff import START_SECONDS, Staff
+from prefect_rlhf.engines.functions.staff import Staff
 
 Event = Asks | Over | Failed
 
@@ -44,8 +44,8 @@ class OpenPlay:
 class PlayPool(Staff[PlayHand, Event]):
     """Processes that run plays. They start at the first use, and end whenever and however the pool's process ends."""
 
-    def __init__(self, settings: PlaySettings, start_seconds: float = START_SECONDS) -> None:
-        super().__init__(start_seconds)
+    def __init__(self, settings: PlaySettings) -> None:
+        super().__init__(settings.start_seconds)
         self.settings = settings
         self._plays: dict[int, OpenPlay] = {}
         self._waiting: deque[int] = deque()  # numbers of plays without a worker; those that begin again are first
@@ -109,7 +109,7 @@ class PlayPool(Staff[PlayHand, Event]):
         self._alone.clear()
 
     def _hired(self) -> PlayHand:
-        return PlayHand(self.settings, self._start_seconds)
+        return PlayHand(self.settings)
 
     def _staff(self) -> None:
         """Give waiting plays to workers with room, the emptiest first; start workers while there are too few."""

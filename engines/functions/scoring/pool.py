@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from prefect_rlhf.engines.functions.function import OF_ROWS, HostFunction, HostSettings
+from prefect_rlhf.engines.functions.function import OF_ROWS, START_SECONDS, HostFunction, HostSettings
 from prefect_rlhf.engines.functions.process import search_path
 from prefect_rlhf.engines.functions.scores import HostScores, RowFailure
 from prefect_rlhf.engines.functions.scoring.hand import ScoringHand, Settled
 from prefect_rlhf.engines.functions.scoring.messages import Loaded, Start
 from prefect_rlhf.engines.functions.scoring.work import Work
-from prefect_rlhf.engines.functions.staff import START_SECONDS, Staff
+from prefect_rlhf.engines.functions.staff import Staff
 from prefect_rlhf.errors.errors import InvalidInput, RlhfError
 from prefect_rlhf.errors.in_short import one_line
 
@@ -38,10 +38,8 @@ class HostPool(Staff[ScoringHand, Settled]):
     ends. Not thread-safe.
     """
 
-    def __init__(
-        self, functions: Sequence[HostFunction], settings: HostSettings, start_seconds: float = START_SECONDS
-    ) -> None:
-        super().__init__(start_seconds)
+    def __init__(self, functions: Sequence[HostFunction], settings: HostSettings) -> None:
+        super().__init__(settings.start_seconds)
         self.functions, self.settings = tuple(functions), settings
         self._work: Work | None = None  # of the `score` that runs
 
@@ -144,7 +142,7 @@ def check_function(
 
     If you pass a dataset's `columns`, also if the function needs a column that is missing there.
     """
-    with HostPool((function,), HostSettings(workers=1), seconds) as pool:
+    with HostPool((function,), HostSettings(workers=1, start_seconds=seconds)) as pool:
         (loaded,) = pool.load()
     if columns is not None:
         check_columns(function, loaded, columns)

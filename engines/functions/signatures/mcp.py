@@ -27,8 +27,6 @@ from prefect_rlhf.engines.functions.signatures.tools import (
 )
 from prefect_rlhf.errors.errors import InvalidInput
 
-_START_SECONDS = 30.0
-_LIST_SECONDS = 45.0  # of the start and the list of tools together; the pool gives a worker 60 s
 _END_SECONDS = 10.0
 _BAD_ARGUMENTS, _NO_METHOD = -32602, -32601
 _OF_LOST = (-32000, -32600, 32600)
@@ -44,22 +42,26 @@ class Connection:
     them.
     """
 
-    def __init__(self, name: str, server: Mapping[str, Any], write: Callable[[BaseException | str], str]) -> None:
+    def __init__(
+        self, name: str, server: Mapping[str, Any], start_seconds: float, write: Callable[[BaseException | str], str]
+    ) -> None:
         """`write` describes an error without secrets."""
         self.name, self._server, self._write = name, server, write
         self._end, self._calls, self._is_lost = asyncio.Event(), 0, False
         loop = asyncio.get_running_loop()
         self._client: asyncio.Future[Any] = loop.create_future()
         self._task = asyncio.create_task(self._hold())
-        loop.call_later(_START_SECONDS, self._give_up, f"did not start within {_START_SECONDS:g} s")
+        starts, self._list_seconds = start_seconds / 2, 0.75 * start_seconds  # at the whole, the pool ends the worker
+        loop.call_later(starts, self._give_up, f"did not start within {starts:g} s, half of play.start_seconds")
 
     async def schemas(self) -> list[Mapping[str, Any]]:
         """Return the schemas of the server's tools. Raises PlayFailed if the server does not answer in time."""
         try:
-            async with asyncio.timeout(_LIST_SECONDS):
+            async with asyncio.timeout(self._list_seconds):
                 return [_schema(tool) for tool in await self._answer(f"MCP server {self.name}", _listed)]
         except TimeoutError:
-            raise PlayFailed(f"MCP server {self.name} did not list its tools within {_LIST_SECONDS:g} s") from None
+            why = f"did not list its tools within {self._list_seconds:g} s, three quarters of play.start_seconds"
+            raise PlayFailed(f"MCP server {self.name} {why}") from None
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Return the text of a tool's result.
@@ -144,10 +146,11 @@ class Servers:
     def __init__(
         self,
         servers: Mapping[str, Mapping[str, Any]],
+        start_seconds: float,
         write: Callable[[BaseException | str], str] = in_a_line,
         tell: Callable[[BaseException], str] | None = None,
     ) -> None:
-        self._servers, self._write, self._tell = servers, write, tell
+        self._servers, self._start_seconds, self._write, self._tell = servers, start_seconds, write, tell
         self._open: dict[str, Connection] = {}
 
     async def schemas(self) -> Mapping[str, list[Mapping[str, Any]]]:
@@ -181,7 +184,7 @@ class Servers:
 
     def _of(self, name: str) -> Connection:
         if name not in self._open or self._open[name].has_ended:
-            self._open[name] = Connection(name, self._servers[name], self._write)
+            self._open[name] = Connection(name, self._servers[name], self._start_seconds, self._write)
         return self._open[name]
 
 
@@ -192,7 +195,8 @@ async def load_mcp(function: PlayFunction) -> LoadedPlay:
     servers: Mapping[str, Mapping[str, Any]] = keywords["servers"]
     _check(servers)
     write, tell = hiding(function), for_the_model(function)
-    shared = Servers(servers, write, tell)
+    seconds = function.start_seconds
+    shared = Servers(servers, seconds, write, tell)
     try:
         schemas = await shared.schemas()
     except PlayFailed as failed:
@@ -202,7 +206,7 @@ async def load_mcp(function: PlayFunction) -> LoadedPlay:
             raise InvalidInput(f"play.arguments.servers.{name}", "a server without tools", "a server with tools")
 
     async def play(row: Mapping[str, Any], say: Model) -> object:
-        used = Servers(servers, write, tell) if keywords.get("stateful") else shared
+        used = Servers(servers, seconds, write, tell) if keywords.get("stateful") else shared
         try:
             said = await converse(say, used.tools(schemas), function.tool_format)
         finally:

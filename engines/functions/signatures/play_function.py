@@ -71,6 +71,7 @@ class PlayFunction(NamedFunction):
     arguments: str
     python: str
     environment_variables: tuple[str, ...]
+    start_seconds: float
 
     def __post_init__(self) -> None:
         """Raise InvalidInput for a field that the signature lacks or does not use."""

@@ -23,6 +23,8 @@ mcp = pytest.importorskip("prefect_rlhf.engines.functions.signatures.mcp")
 
 HERE = Path(__file__).parent
 TOOLS = ["pid", "error", "bad_arguments", "die", "wait", "odd", "stranger", "garble"]
+NO_ANSWER = "play.arguments.servers: got 'lines', expected servers that answer: MCP server lines"
+NO_TOOLS = "play.arguments.servers.lines: got 'a server without tools', expected a server with tools"
 LOCKED = "^tool error of MCP server lines answered with an error: MCPError: the index is locked$"
 
 
@@ -34,7 +36,7 @@ def with_server(scenario, **more):
     """Run a coroutine function of a server's tools by name, each called with arguments."""
 
     async def run():
-        connected = mcp.Servers({"lines": servers("")["lines"] | more})
+        connected = mcp.Servers({"lines": servers("")["lines"] | more}, 60.0)
         tools = connected.tools(await connected.schemas())
 
         async def call(name, **arguments):
@@ -54,7 +56,7 @@ async def pid(call):
 
 def test_all_pages_of_the_list_of_tools_are_read():
     async def scenario():
-        connected = mcp.Servers(servers(""))
+        connected = mcp.Servers(servers(""), 60.0)
         schemas = await connected.schemas()
         connected.close()
         return [schema["function"]["name"] for schema in schemas["lines"]]
@@ -143,32 +145,29 @@ def test_a_call_that_is_ended_costs_a_server_that_hangs():
 
 
 @pytest.mark.parametrize(
-    ("case", "says"),
+    ("case", "seconds", "says"),
     [
         pytest.param(
-            "deaf",
-            "play.arguments.servers: got 'lines', expected servers that .* lines did not start within 1 s",
-            marks=pytest.mark.all,
+            "deaf", 2.0, f"{NO_ANSWER} did not start within 1 s, half of play.start_seconds", marks=pytest.mark.all
         ),
-        ("no listing", "play.arguments.servers: got 'lines', expected .* lines did not list its tools within 2 s"),
-        ("dies", "play.arguments.servers: got 'lines', expected .* lines did not start: MCPError: Connection closed"),
-        ("errs", "play.arguments.servers: got 'lines', expected .* lines did not start: MCPError: ... is no key"),
-        ("odd", "play.arguments.servers: got 'lines', expected .* lines did not start: ValidationError: Initialize"),
-        ("empty", "play.arguments.servers.lines: got 'a server without tools', expected a server with tools"),
-        ("no method", "play.arguments.servers.lines: got 'a server without tools', expected a server with tools"),
+        ("no listing", 4.0, f"{NO_ANSWER} did not list its tools within 3 s, three quarters of play.start_seconds"),
+        ("dies", 60.0, f"{NO_ANSWER} did not start: MCPError: Connection closed"),
+        ("errs", 60.0, f"{NO_ANSWER} did not start: MCPError: ... is no key"),
+        ("odd", 60.0, f"{NO_ANSWER} did not start: ValidationError: Initialize"),
+        ("empty", 60.0, NO_TOOLS),
+        ("no method", 60.0, NO_TOOLS),
     ],
 )
-def test_a_server_that_does_not_show_tools_is_refused(monkeypatch, case, says):
+def test_a_server_that_does_not_show_tools_is_refused(monkeypatch, case, seconds, says):
     """The line names the server and the cause, without secrets. One that hangs at its start, and does not end when
     asked, delays nobody.
     """
     monkeypatch.setenv("NOTES_TOKEN", "sekrit-token")
-    monkeypatch.setattr(mcp, "_START_SECONDS", 1.0)
-    monkeypatch.setattr(mcp, "_LIST_SECONDS", 2.0)
     play = Play(
         function=f"{HERE / 'of_tools.py'}:length",
         signature="mcp",
         max_tokens=8,
+        start_seconds=seconds,
         arguments={"servers": servers(case)},
         environment_variables=("NOTES_TOKEN",),
     )

@@ -31,7 +31,7 @@ class LengthCodec:
 
 def rounds(name, at_once=64, dies="", workers=1, max_turns=8):
     """The rows of plays, and the contexts of each round."""
-    bounds = {"max_tokens": 64, "max_turns": max_turns, "deadline_seconds": 5.0}
+    bounds = {"max_tokens": 64, "max_turns": max_turns, "deadline_seconds": 60.0}
     settings = Play(function=f"{FILE}:{name}", at_once=at_once, workers=workers, **bounds).settings
     rows = [{"prompt": f"good {number}", "dies": dies if number == 2 else ""} for number in range(ROWS)]
     prompts, contexts = [[1, number] for number in range(ROWS)], []

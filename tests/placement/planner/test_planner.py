@@ -333,6 +333,7 @@ def test_a_cache_is_for_rows_as_they_are_expected_to_grow():
     assert None not in caches
 
 
+@pytest.mark.all
 def test_what_sleeps_between_uses_makes_room_for_a_cache():
     """PPO of 7B on four devices, each of which holds little more than a cache: nothing of that plan may stay awake."""
     node = ClusterShape("node", 1, 4, 80 * GIB)

@@ -11,6 +11,7 @@ from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.solution import fitting, made_to_fit, repaired
 from tests.placement.planner.test_planner import GRAPHS, question
+from tests.support.cases import examples
 from tests.support.strategies import GIB, plans
 
 LARGE = ClusterShape("large", 1, 2, 80 * GIB)
@@ -47,7 +48,7 @@ def test_only_the_model_in_the_way_leaves():
 
 
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_a_repaired_plan_fits_and_has_the_meshes_and_strategies_it_had(data):
     plan = data.draw(plans(GRAPHS["ppo"], FOUR))
     asked = question(GRAPHS["ppo"], replace(FOUR, device_memory_bytes=5 * GIB))
@@ -61,7 +62,7 @@ def test_a_repaired_plan_fits_and_has_the_meshes_and_strategies_it_had(data):
 
 
 @given(data=st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 def test_a_plan_made_to_fit_is_no_slower_than_without_prefetch(data):
     asked = question(GRAPHS["remax"], replace(FOUR, device_memory_bytes=5 * GIB))
     plan = replace(data.draw(plans(GRAPHS["remax"], FOUR)), cluster=asked.site.cluster)

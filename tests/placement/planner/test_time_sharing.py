@@ -36,6 +36,7 @@ def tight() -> Planned:
     return plan_graph(question(TIGHT), budget_seconds=1.0)
 
 
+@pytest.mark.all
 def test_a_plan_is_found_that_offloads_trained_models():
     planned = tight()
     assert planned.certificate.fits

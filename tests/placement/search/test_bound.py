@@ -150,7 +150,7 @@ def test_no_plan_ends_before_the_bound_of_any_part_of_it(seeds):
             assert bound <= time_of_any(problem, tables, plan), (problem.name, plan)
 
 
-@pytest.mark.parametrize("seeds", first(2, blocks()[:5]), ids=str)
+@pytest.mark.parametrize("seeds", first(1, blocks()[:5]), ids=str)
 def test_no_order_of_the_nodes_beats_the_bound_of_a_long_run(seeds):
     """Runs placed at random, each after what it waits for and behind what its devices do, of many iterations.
 

@@ -25,6 +25,7 @@ from prefect_rlhf.placement.search.tables.tables import build_tables
 from tests.placement.search.plain_orders import can_repeat, jobs_of, least_period
 from tests.placement.search.random_problems import MESHES, random_problem
 from tests.placement.search.test_bound import as_incumbent, own_bound, sample_of_plans
+from tests.support.cases import examples
 
 CLASSES = tuple((mesh,) for mesh in range(len(MESHES)))
 WHOLE = len(MESHES) - 1
@@ -135,7 +136,7 @@ def test_an_inference_on_all_devices_waits_for_the_critic_or_the_critic_for_the_
     assert round(prove(problem, 1.0).lower_bound_seconds * 1e6) == in_a_row
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(iterations(), st.sampled_from([1, 2]), st.booleans())
 def test_no_order_of_an_iteration_repeats_sooner_than_the_bound(problem, times, in_parts):
     """Neither the same order in every iteration nor two in turn, with calls in one part or in two."""

@@ -62,21 +62,36 @@ def test_a_new_field_at_its_default_changes_no_identity(path):
     assert first_difference(with_defaults(saved, now), run_identity(now, 1, None)) is None
 
 
-def test_trying_a_reward_before_a_run_is_not_part_of_its_identity():
-    """A run may resume with another `try_first`, and one that an earlier version saved without it."""
+def scored(function=None, **settings):
+    """The graph with rewards by a function."""
+    rewards = HostRewards(functions={"exact": RewardFunction(function="mine:exact", **(function or {}))}, **settings)
+    calls = (
+        replace(call, operation=operation("score", rewards)) if call.name == "advantages" else call for call in graph()
+    )
+    return replace(graph(), calls=tuple(calls))
 
-    def scored(**function):
-        rewards = HostRewards(functions={"exact": RewardFunction(function="mine:exact", **function)})
-        made = graph()
-        calls = (
-            replace(call, operation=operation("score", rewards)) if call.name == "advantages" else call for call in made
-        )
-        return replace(made, calls=tuple(calls))
 
-    saved, now = run_identity(scored(), 1, None), scored(try_first=False)
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"function": {"try_first": False}},
+        {"workers": 3, "seconds_per_row": 2.0},
+        {"deadline_seconds": 9.0, "start_seconds": 99.0, "retries": 3, "most_failed": 0.5},
+    ],
+)
+def test_the_trial_the_processes_and_the_limits_of_rewards_are_not_part_of_the_identity(changed):
+    """A run that ended because a judge was slow resumes with other limits, also one that an earlier version saved."""
+    saved, now = run_identity(scored(), 1, None), scored(**changed)
     assert saved == run_identity(now, 1, None) == with_defaults(saved, now)
-    heavier = run_identity(scored(weight=2.0), 1, None)
-    assert first_difference(saved, heavier)[0].endswith("operation.settings.functions.exact.weight")
+
+
+@pytest.mark.parametrize(
+    ("changed", "place"),
+    [({"function": {"weight": 2.0}}, "functions.exact.weight"), ({"failed_value": 0.0}, "failed_value")],
+)
+def test_what_decides_a_score_is_part_of_the_identity(changed, place):
+    found = first_difference(run_identity(scored(), 1, None), run_identity(scored(**changed), 1, None))
+    assert found[0].endswith(f"operation.settings.{place}")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +153,7 @@ def playing(env=None, cwd=None, args=("--key", "sekrit"), url=None, **changed):
         {"cwd": "elsewhere"},
         {"workers": 3, "at_once": 5, "python": "/other/python"},
         {"expected_turns": 2.0, "expected_answer_tokens": 7.0, "seconds_per_answer": 3.0},
-        {"deadline_seconds": 9.0, "play_seconds": 99.0, "retries": 3, "most_failed": 0.5},
+        {"deadline_seconds": 9.0, "play_seconds": 99.0, "start_seconds": 99.0, "retries": 3, "most_failed": 0.5},
     ],
 )
 def test_a_plays_processes_expectations_and_limits_are_not_part_of_the_identity(changed):

@@ -132,6 +132,7 @@ def test_noise_alone_switches_no_run_in_a_hundred(tmp_path):
     assert [run.switches for seed in range(100) if (run := simulated(tmp_path, seed, plan)).switches] == []
 
 
+@pytest.mark.all  # test_plan_switches.py runs a switch
 def test_a_run_whose_constants_are_wrong_switches_to_a_plan_that_is_faster(tmp_path):
     """The link is slower than the datasheet of the plan says. A second switch would need a gain that does not exist."""
     run = simulated(tmp_path, 0, PLAN, SLOW_LINK, steps=11, plan="flattening")

@@ -16,7 +16,7 @@ from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.space.candidates import CostContext, candidate
 from prefect_rlhf.placement.planner.space.feed_nodes import surely_fed
 from tests.placement.planner.test_planner import GRAPHS, SOURCES, question
-from tests.support.cases import first
+from tests.support.cases import examples, first
 from tests.support.strategies import GIB, plans
 
 FOUR_DEVICES = ClusterShape("four", 1, 4, 8 * GIB)
@@ -35,7 +35,7 @@ def planned(name: str) -> Planned:
 
 @pytest.mark.parametrize("name", first(1, NAMES))
 @given(data=st.data())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_call_that_is_surely_fed_has_a_transfer_to_all_its_devices(name, data):
     graph = GRAPHS[name]
     drawn = data.draw(plans(graph, FOUR_DEVICES))
@@ -56,7 +56,7 @@ def test_a_multi_device_train_step_surely_gets_computed_rows():
 
 @pytest.mark.parametrize("name", first(1, NAMES))
 @given(data=st.data())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_plan_of_a_slow_controller_takes_less_than_the_bound(name, data):
     drawn = data.draw(plans(GRAPHS[name], FOUR_DEVICES))
     assert asked(name).seconds(drawn) >= planned(name).lower_bound_seconds * (1 - 1e-9)
