@@ -80,7 +80,8 @@ class Hand(ABC, Generic[Said, Event]):
     @property
     def silence(self) -> str:
         """How long a worker that imports, or reads its calls, has been silent, in words."""
-        return f"no message from its process for {self._start_seconds:g} s; start_seconds gives it more"
+        settings = self.importing.field.partition(".")[0]
+        return f"no message from its process for {self._start_seconds:g} s; {settings}.start_seconds gives it more"
 
     def not_imported(self, why: str) -> InvalidInput:
         """Return the error for a worker that ended while importing a function."""

@@ -59,7 +59,7 @@ def test_a_function_that_cannot_be_called_is_refused(written, signature, expecte
             "its process ended with status 3; its last output: 'no licence'",
         ),
         ("import os\nos.kill(os.getpid(), 9)", "its process died by SIGKILL"),
-        ("while True: pass", "no message from its process for 2 s; start_seconds gives it more"),
+        ("while True: pass", "no message from its process for 2 s; reward.start_seconds gives it more"),
         ("def __getattr__(name): raise LookupError('no licence')", "LookupError: no licence ({file}:1 in __getattr__)"),
     ],
     ids=["raises", "syntax", "sys.exit", "os._exit", "SIGKILL", "hangs", "names raise"],
