@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--home", type=Path, default=Path(".rlhf"))
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--rank", type=int, help="train an adapter of this rank in place of all weights")
-    parser.add_argument("--lr", type=float, help="the adapter's learning rate, by default ten times the other")
+    parser.add_argument("--lr", type=float, help="learning rate of --rank, by default ten times that of all weights")
     options = parser.parse_args()
     home, name = options.home.resolve(), options.algorithm
     if options.rank is not None and name not in (*ALGORITHMS, *learn_offline.STEPS):
