@@ -28,6 +28,9 @@ a row that does not fail."""
 _OF_TRIAL = ("try_first",)
 """A reward function's settings that affect only its trial before a run."""
 
+_EXPECTED: Mapping[str, None] = {"row_limit": None, "host_seconds": None}
+"""A call's fields that only the planner reads: they follow from stated lengths, and from settings of execution."""
+
 _HASH = re.compile(r"hash [0-9a-f]{16}")
 
 
@@ -72,8 +75,9 @@ def with_defaults(identity: Mapping[str, Any], graph: DataflowGraph) -> dict[str
         for group, now in groups.items()
     }
     for name, call in filled["calls"].items():
-        if isinstance(call, dict) and call.get("play"):
-            filled["calls"][name] = call | {"play": _filled_play(call["play"]["settings"])}
+        if isinstance(call, dict):
+            play = call.get("play") and _filled_play(call["play"]["settings"])
+            filled["calls"][name] = {**call, **_EXPECTED, "play": play}
     plain: dict[str, Any] = json.loads(json.dumps({**identity, **filled}, default=asdict))
     return plain
 
@@ -137,7 +141,7 @@ def _filled_play(saved: Any) -> dict[str, Any]:
 def _call(call: Call) -> dict[str, Any]:
     terms = {term.name: asdict(term) | _operation(term.operation) for term in call.terms}
     play = call.play and _play(json.loads(call.play.settings))
-    return asdict(call) | _operation(call.operation) | {"terms": terms, "row_limit": None, "play": play}
+    return {**asdict(call), **_operation(call.operation), **_EXPECTED, "terms": terms, "play": play}
 
 
 def _operation(operation: Operation) -> dict[str, Any]:

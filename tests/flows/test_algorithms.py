@@ -11,6 +11,7 @@ from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.forms.critic import check_critic
+from prefect_rlhf.flows.forms.evaluation import EvaluationSet
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.kto import kto
 from prefect_rlhf.flows.ppo import ppo
@@ -24,6 +25,7 @@ from prefect_rlhf.placement.graph import Dataset, VersionEdge
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.presets import PRESETS
+from prefect_rlhf.tasks.checkpoints.run_identity import first_difference, run_identity
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
 from prefect_rlhf.tasks.reporting.pictures.text import graph_text
 from prefect_rlhf.tasks.rl.settings.offline import DPO
@@ -274,3 +276,25 @@ def test_names_of_deployment_parameters_are_kept(name):
 def test_each_deployment_parameter_has_a_description_in_the_form():
     properties = ppo.parameters.properties
     assert all(properties[name].get("description") for name in PARAMETERS["run"])
+
+
+@pytest.mark.parametrize("place", ["reward", "evaluation"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"workers": 5},
+        {"seconds_per_row": 3.0},
+        {"deadline_seconds": 9.0, "start_seconds": 9.0, "retries": 4, "most_failed": 0.4},
+    ],
+    ids=str,
+)
+def test_a_run_resumes_with_other_limits_of_its_rewards(place, changed):
+    """Of those in training, and of an evaluation set's own. The planner's estimates follow from some of them."""
+
+    def identity(**limits):
+        functions, own = {"exact": RewardFunction(function="a:b")}, {place: limits}
+        trained, held_out = (HostRewards(functions=functions, **own.get(name, {})) for name in ("reward", "evaluation"))
+        math = EvaluationSet(data={"path": "x"}, reward=held_out, max_new_tokens=8, every=3)
+        return run_identity(traced(grpo, reward=trained, evaluation={"math": math}), 1, None)
+
+    assert first_difference(identity(), identity(**changed)) is None

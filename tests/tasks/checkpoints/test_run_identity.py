@@ -80,7 +80,7 @@ def scored(function=None, **settings):
     ],
 )
 def test_the_trial_the_processes_and_the_limits_of_rewards_are_not_part_of_the_identity(changed):
-    """A run that ended because a judge was slow resumes with other limits, also one that an earlier version saved."""
+    """If a slow judge ended a run, it can resume with other limits, even if an earlier version saved it."""
     saved, now = run_identity(scored(), 1, None), scored(**changed)
     assert saved == run_identity(now, 1, None) == with_defaults(saved, now)
 
@@ -215,3 +215,10 @@ def test_a_plays_new_setting_at_its_default_changes_no_identity():
     saved = written_without(run_identity(now, 1, None), "calls.actor_generate.play.settings.together")
     assert first_difference(with_defaults(saved, now), run_identity(now, 1, None)) is None
     assert "sekrit" not in str(with_defaults(saved, graph()))
+
+
+def test_an_earlier_versions_estimate_of_a_reward_makes_no_difference():
+    now = graph()
+    saved = run_identity(now, 1, None)
+    saved["calls"]["advantages"]["host_seconds"] = 0.128
+    assert first_difference(with_defaults(saved, now), run_identity(now, 1, None)) is None
