@@ -169,7 +169,7 @@ class PlaySettings:
     play_seconds: float
     """Limit for all answers of a row together, in wall time."""
     start_seconds: float
-    """As in HostSettings, and for the start of its MCP servers."""
+    """As in HostSettings. MCP servers have to start within it, too."""
     retries: int
     """As in HostSettings, like `failed_value`."""
     failed_value: float | None

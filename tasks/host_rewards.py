@@ -110,8 +110,7 @@ class HostRewards(Settings):
     @property
     def host_settings(self) -> HostSettings:
         """The pool's settings."""
-        names = HostSettings.__dataclass_fields__
-        return HostSettings(**{name: getattr(self, name) for name in names})
+        return HostSettings(**{name: getattr(self, name) for name in HostSettings.__dataclass_fields__})
 
     @property
     def outputs(self) -> tuple[str, ...]:

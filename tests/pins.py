@@ -39,7 +39,7 @@ class Pins:
     file: str
     extras: tuple[str, ...]
     on_cpu: bool = True
-    """Whether these are for CPUs. For ARM the package index has no torch with CUDA."""
+    """Whether the pins are for CPUs. The package index has no torch with CUDA for ARM."""
     beside: str | None = None
     """Another file of pins, whose versions hold here and are not repeated."""
     from_source: bool = False

@@ -17,6 +17,7 @@ OF_ROWS = ("prompt", "response")
 _TRUTH = ("ground_truth", "reward_model", "reward_model.ground_truth")
 _QUESTION = ("question", "answer", "metadata")
 START_SECONDS = 60.0
+"""The usual limit for a worker's start."""
 
 
 class NamedFunction:

@@ -5,6 +5,7 @@ Two protocols use it: workers that score rows (`scoring`), and workers with play
 
 from __future__ import annotations
 
+import math
 import select
 import time
 from abc import ABC, abstractmethod
@@ -106,8 +107,7 @@ AHand = TypeVar("AHand", bound=Hand[Any, Any])
 class Staff(ABC, Generic[AHand, Event]):
     """A pool's workers. They end with `close`, after an error, and whenever and however the pool's process ends."""
 
-    def __init__(self, start_seconds: float) -> None:
-        self._start_seconds = start_seconds
+    def __init__(self) -> None:
         self._hands: list[AHand] = []
 
     @abstractmethod
@@ -141,7 +141,7 @@ class Staff(ABC, Generic[AHand, Event]):
                     return hand
             if not self._hands:
                 self._hands.append(self._hired())
-            for _ in self._turn(self._start_seconds):
+            for _ in self._turn(math.inf):  # a worker's own deadline ends the wait
                 pass
 
     def _turn(self, seconds: float) -> Iterator[Event]:

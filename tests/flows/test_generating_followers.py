@@ -1,5 +1,7 @@
 """Followers that generate, in either engine: their weights, a resume, and a switch from plan to plan."""
 
+from itertools import product
+
 import pytest
 
 from prefect_rlhf import (
@@ -24,12 +26,11 @@ from prefect_rlhf.tasks.checkpoints.folders import folder_of
 from prefect_rlhf.tasks.running.journal import read_spans
 from tests.flows.test_adapter_runs import ADAPTER, TWO_DEVICES
 from tests.flows.test_following_runs import assert_follows, fingerprints, stored
-from tests.support.cases import combinations
 from tests.support.plan_matrix import OPTIMIZER, Case, made_once
 from tests.support.runs import Result, end, first_differences, leased, plan_file, prepared, weight_difference
 from tests.support.tiny import make_model, make_prompts
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
+pytestmark = [pytest.mark.all, pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 STEPS, EVERY, SHARE = 4, 2, 0.25
 TOLERANCE = 1e-5
@@ -122,7 +123,7 @@ def first_version(case, run_dir):
     return stored(run_dir, 1, f"ref.{PART[case]}")
 
 
-@pytest.mark.parametrize(("case", "plan"), combinations(CASES, PLANS, briefly=[]))
+@pytest.mark.parametrize(("case", "plan"), list(product(CASES, PLANS)))
 def test_both_engines_hold_the_average(ran, case, plan):
     """Bit for bit: in vLLM, which generates with it, and in Megatron, both of which follow by themselves."""
     result = ran[1](case, plan)
@@ -132,7 +133,6 @@ def test_both_engines_hold_the_average(ran, case, plan):
     assert nodes == {f"follow.ref.{engine}@{step}" for engine in engines for step in (2, 4)}
 
 
-@pytest.mark.all
 @pytest.mark.parametrize("plan", ["vllm", "split"])
 def test_a_certificate_counts_a_followers_float32_weights_in_vllm(ran, plan):
     """What each rank reported of any task run, and at most 2% more."""
@@ -144,7 +144,6 @@ def test_a_certificate_counts_a_followers_float32_weights_in_vllm(ran, plan):
         assert found <= held[f"n0:{rank}"] <= 1.02 * found, rank
 
 
-@pytest.mark.all
 @pytest.mark.parametrize("case", ["float32", "adapter"])
 @pytest.mark.parametrize("plan", ["vllm", "split", "away"])
 def test_a_followers_answers_do_not_depend_on_the_engine(ran, case, plan):
@@ -153,7 +152,6 @@ def test_a_followers_answers_do_not_depend_on_the_engine(ran, case, plan):
     assert weight_difference(one, other) < TOLERANCE
 
 
-@pytest.mark.all
 @pytest.mark.parametrize("case", CASES)
 def test_a_follower_in_vllm_is_the_same_after_a_resume(ran, case):
     """After a step between two of its versions."""
@@ -167,7 +165,6 @@ def test_a_follower_in_vllm_is_the_same_after_a_resume(ran, case):
     assert all((other[key] == values).all() for key, values in one.items())
 
 
-@pytest.mark.all
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_with_a_follower_switches_plans(ran, case, tmp_path):
     """Between two versions of the follower and right after one; its float32 weights go along."""

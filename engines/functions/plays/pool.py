@@ -45,7 +45,7 @@ class PlayPool(Staff[PlayHand, Event]):
     """Processes that run plays. They start at the first use, and end whenever and however the pool's process ends."""
 
     def __init__(self, settings: PlaySettings) -> None:
-        super().__init__(settings.start_seconds)
+        super().__init__()
         self.settings = settings
         self._plays: dict[int, OpenPlay] = {}
         self._waiting: deque[int] = deque()  # numbers of plays without a worker; those that begin again are first

@@ -39,7 +39,7 @@ class HostPool(Staff[ScoringHand, Settled]):
     """
 
     def __init__(self, functions: Sequence[HostFunction], settings: HostSettings) -> None:
-        super().__init__(settings.start_seconds)
+        super().__init__()
         self.functions, self.settings = tuple(functions), settings
         self._work: Work | None = None  # of the `score` that runs
 
@@ -101,7 +101,7 @@ class HostPool(Staff[ScoringHand, Settled]):
 
     def _hired(self) -> ScoringHand:
         start = Start(self.functions, search_path(), self.settings.deadline_seconds, CONCURRENT)
-        return ScoringHand(start, self._start_seconds)
+        return ScoringHand(start, self.settings.start_seconds)
 
     def _heard(self, hand: ScoringHand) -> Iterator[Settled]:
         return hand.hear()

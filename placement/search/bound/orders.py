@@ -117,7 +117,7 @@ def in_cycle(t: Tables, before: Ints) -> int:
 def open_pair(t: Tables, us: Ints, s: Scratch, before: Ints) -> tuple[int, int]:
     """Return the longest train_step and call of the cycle that cannot run at once and have no order yet.
 
-    They have one if all that the call waits for precedes the train_step. Returns NONE if no pair is left.
+    They have one if everything that the call waits for comes before the train_step. Returns NONE if no pair is left.
     """
     most, first, second = 0, NONE, NONE
     trains = t.cycle.train_steps

@@ -148,7 +148,7 @@ class Learning:
         if share > MOST_SHARE:
             remedy = "such rows teach nothing: let the reward return a number for more of them"
             yield ("unscored",), f"{step}: {share:.0%} of the rows have no reward ({name}); {remedy}"
-        for call in self._trains if metrics["step"] == 1 else ():  # later, older weights may have given the answers
+        for call in self._trains if metrics["step"] == 1 else ():  # later answers may come from older weights
             changes = first_changes(call.name, metrics)
             name = max(changes, key=changes.__getitem__, default="")
             if name and changes[name] > MOST_CHANGE:
@@ -233,7 +233,7 @@ def largest(metrics: Mapping[str, float], word: str) -> tuple[str, float]:
 
 
 def first_changes(train_step: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the `change` of each term of the loss before the first update.
+    """Return each loss term's `change` before the first update.
 
     >>> first_changes("train", {"train.initial_change": 0.1, "train.initial_policy.change": 0.2, "train.change": 1.0})
     {'train.initial_change': 0.1, 'train.initial_policy.change': 0.2}

@@ -175,7 +175,7 @@ def test_a_sign_of_a_bad_run_is_a_warning_once(sign, says):
 
 
 def test_engines_that_differ_under_the_same_weights_are_a_warning_of_the_first_step():
-    """In a later step, older weights may have given the answers."""
+    """In a later step, the answers may come from older weights."""
     far = LEARNS | {"actor_train.initial_change": 0.14}
     _, (warning,) = run(GRPO, far, far)
     assert warning.startswith("step 1: the engine that answers and the one that trains differ by 0.14 nats per token")
@@ -183,7 +183,7 @@ def test_engines_that_differ_under_the_same_weights_are_a_warning_of_the_first_s
     assert not run(GRPO, LEARNS | {"actor_train.initial_change": 0.1}, far)[1]
 
 
-def test_so_is_a_term_of_the_loss_but_no_metric_of_your_own():
+def test_engines_are_compared_by_every_loss_term_but_not_by_a_metric_of_your_own():
     _, (warning,) = run(GRPO, LEARNS | {"actor_train.initial_policy.change": 0.2})
     assert "above 0.1 (actor_train.initial_policy.change)" in warning
     assert not run(GRPO, LEARNS | {"score.initial_change": 0.2, "actor_train.change": 0.2})[1]
