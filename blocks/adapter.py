@@ -59,7 +59,7 @@ class Adapter(ByHand):
         """Refuse settings of PEFT by their names."""
         for name, expected in NOT_OFFERED.items() if isinstance(value, Mapping) else ():
             if name in value:
-                raise wrong(name, expected)
+                raise wrong(value, name, expected)
         return value
 
     @field_validator("target_modules", mode="before")
@@ -72,9 +72,9 @@ class Adapter(ByHand):
     def _in_a_layer(self) -> Adapter:
         """Refuse an empty list, and matrices outside of the layers."""
         if not self.target_modules:
-            raise wrong("target_modules", f"{ALL_LINEAR}, or names such as q_proj and v_proj")
+            raise wrong(self, "target_modules", f"{ALL_LINEAR}, or names such as q_proj and v_proj")
         if any(name.rpartition(".")[2] in OUTSIDE for name in self.target_modules):
-            raise wrong("target_modules", "matrices of a layer: with an adapter, embedding and head stay frozen")
+            raise wrong(self, "target_modules", "matrices of a layer: with an adapter, embedding and head stay frozen")
         return self
 
     def to_spec(self, role: str, shape: TransformerShape) -> AdapterSpec:

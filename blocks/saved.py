@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from httpx import HTTPError, InvalidURL
@@ -9,7 +10,7 @@ from prefect.blocks.core import Block
 from pydantic import ConfigDict, Field, HttpUrl, model_validator
 
 from prefect_rlhf.errors.by_hand import ByHand
-from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.wrong_setting import wrong
 from prefect_rlhf.files.path_text import MOST_CHARACTERS, PathText
 
 DOCUMENTATION_URL = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")  # how blocks are saved, found and shared
@@ -59,15 +60,13 @@ class DeploymentParameter(ByHand):
         if isinstance(value, dict) and value.get("saved") and not value.get("path"):
             defaults = {name: field.default for name, field in cls.model_fields.items()}
             typed = {key: field for key, field in value.items() if key not in defaults or field != defaults[key]}
-            return _fields(_load(cls.block, value["saved"])) | typed
+            return _fields(_load(cls.block, value)) | typed
         return value
 
     @model_validator(mode="after")
     def _has_path(self) -> DeploymentParameter:
         if not self.path:
-            raise InvalidInput(
-                f"{type(self).__name__.lower()}.path", self.path, "a path, or the name of a block in `saved`"
-            )
+            raise wrong(self, "path", "a path, or the name of a block in `saved`")
         return self
 
 
@@ -75,12 +74,12 @@ def _fields(block: Block) -> dict[str, Any]:
     return block.model_dump(include=set(type(block).model_fields))
 
 
-def _load(kind: type[Block], name: str) -> Block:
+def _load(kind: type[Block], given: Mapping[str, Any]) -> Block:
     try:
-        block = kind.load(name, _sync=True)  # type: ignore[call-arg]  # Prefect's dispatcher adds _sync
+        block = kind.load(given["saved"], _sync=True)  # type: ignore[call-arg]  # Prefect's dispatcher adds _sync
     except (ValueError, RuntimeError, OSError, HTTPError, InvalidURL) as error:  # no such block, or no server
         why = "" if isinstance(error, ValueError | InvalidURL) else f" on a reachable server ({error!s:.120})"
         expected = f"the name of a saved {kind.get_block_type_slug()} block (prefect block ls){why}"
-        raise InvalidInput("saved", name, expected) from error
+        raise wrong(given, "saved", expected) from error
     assert isinstance(block, kind)
     return block

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -76,7 +76,7 @@ def right_value(mistake: ErrorDetails) -> str:
         return f"{words} {context[bound]} {items}"
     if kind == "literal_error":
         words = str(context["expected"])
-        return words + _closest(seen, re.findall(r"'([^']*)'", words))
+        return words + closest(seen, re.findall(r"'([^']*)'", words))
     if kind == "string_pattern_mismatch" and context["pattern"] in _PATTERNS:
         return _PATTERNS[context["pattern"]]
     if (right := _TYPES.get(kind.partition("_")[0])) and not kind.startswith("string_pattern"):
@@ -113,11 +113,15 @@ def _number(bound: float) -> str:
     return str(int(bound)) if isinstance(bound, float) and bound.is_integer() and abs(bound) < 1e15 else str(bound)
 
 
-def _closest(seen: object, words: list[str]) -> str:
-    """Return a hint at the word that somebody may have meant."""
+def closest(seen: object, words: Iterable[str]) -> str:
+    """Return a hint at the word that somebody may have meant; empty if none is near.
+
+    >>> closest("flatening", ["split", "flattening"])
+    '; closest: flattening'
+    """
     if not isinstance(seen, str):
         return ""
-    near = get_close_matches(seen[:100].lower(), words, 1)
+    near = get_close_matches(seen[:100].lower(), list(words), 1)
     return f"; closest: {near[0]}" if near else ""
 
 

@@ -16,9 +16,14 @@ NOT_USED = "setting_not_used"
 """The kind of `not_used`'s error."""
 
 
-def wrong(field: str, expected: str) -> PydanticCustomError:
-    """Return a validator's error for a field of a group, at a dotted path, to be raised along with other errors."""
-    return PydanticCustomError(WRONG, "{field}: {expected}", {"field": field, "expected": expected})
+def wrong(group: Any, field: str, expected: str) -> PydanticCustomError:
+    """Return a validator's error for a field at a dotted path in a group, to be raised along with other errors.
+
+    The group holds the value that the error shows, which may be the field's default.
+    """
+    seen = _at(group, field.split("."))
+    seen = list(seen) if isinstance(seen, tuple) else seen  # as YAML has it
+    return PydanticCustomError(WRONG, "{field}: {expected}", {"field": field, "expected": expected, "seen": seen})
 
 
 def not_used(field: str, reason: str, remedy: str = "") -> PydanticCustomError:
@@ -34,8 +39,8 @@ def known_mistake(field: str, mistake: ErrorDetails) -> InvalidInput | None:
     if isinstance(cause, InvalidInput):
         return cause
     if mistake["type"] == WRONG:
-        inner, expected = mistake["ctx"]["field"], mistake["ctx"]["expected"]
-        return InvalidInput(f"{field}.{inner}", _at(mistake["input"], inner.split(".")), expected)
+        inner, expected, seen = (mistake["ctx"][key] for key in ("field", "expected", "seen"))
+        return InvalidInput(f"{field}.{inner}", seen, expected)
     if mistake["type"] == NOT_USED:
         inner, reason, remedy = (mistake["ctx"][key] for key in ("field", "reason", "remedy"))
         return NotUsed(f"{field}.{inner}", _at(mistake["input"], inner.split(".")), reason, remedy)

@@ -83,7 +83,8 @@ class HostRewards(Settings):
         """Refuse a value of failed rows that the weights carry beyond the bound of scores."""
         heaviest = max(abs(function.weight) for function in self.functions.values())
         if abs(self.failed_value or 0.0) * heaviest > MOST_SCORE:
-            raise wrong("failed_value", f"at most {MOST_SCORE / heaviest:g} in size, since a weight is {heaviest:g}")
+            right = f"at most {MOST_SCORE / heaviest:g} in size, since a weight is {heaviest:g}"
+            raise wrong(self, "failed_value", right)
         return self
 
     @property

@@ -144,9 +144,8 @@ class Optimizer(Settings):
         if self.schedule == "constant" and self.min_lr_ratio > 0:
             raise not_used("min_lr_ratio", "a constant rate does not fall", "set schedule: linear or cosine")
         if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
-            raise wrong(
-                "decay_steps", f"more than the {self.warmup_steps} warmup_steps; both count from the first step"
-            )
+            right = f"more than the {self.warmup_steps} warmup_steps; both count from the first step"
+            raise wrong(self, "decay_steps", right)
         return self
 
 

@@ -56,11 +56,12 @@ class EvaluationSet(Settings):
     def _can_be_drawn(self) -> EvaluationSet:
         """Refuse a k above the number of samples, samples that are all equal, and settings of chance without any."""
         if self.pass_at and (most := max(self.pass_at)) > self.samples:
-            raise wrong("samples", f"at least {most}, for pass@{most}; or lower pass_at")
+            raise wrong(self, "samples", f"at least {most}, for pass@{most}; or lower pass_at")
         if self.temperature is not None and 0 < self.temperature < LOWEST_TEMPERATURE:
-            raise wrong("temperature", f"0, which is greedy, or at least {LOWEST_TEMPERATURE}")
+            raise wrong(self, "temperature", f"0, which is greedy, or at least {LOWEST_TEMPERATURE}")
         if self.samples > 1 and self.temperature == 0:
-            raise wrong("temperature", f"above 0, or samples: 1; the {self.samples} samples of a prompt would be equal")
+            right = f"above 0, or samples: 1; the {self.samples} samples of a prompt would be equal"
+            raise wrong(self, "temperature", right)
         return self
 
     def trace(self, name: str, arguments: Mapping[str, Any]) -> None:

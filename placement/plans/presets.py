@@ -12,6 +12,7 @@ from functools import partial
 from types import MappingProxyType
 
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.errors.right_value import closest
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.devices.strategy import Strategy, strategies
 from prefect_rlhf.placement.engine_traits import engines_of
@@ -94,7 +95,8 @@ def preset_named(name: str) -> Preset:
     plain, colon, ratio = name.partition(":")
     preset = PRESETS.get(ALIASES.get(plain, plain))
     if preset is None:
-        raise InvalidInput("plan", name, f"auto, measure(k), a plan file, or a preset ({', '.join(PRESETS)})")
+        expected = f"auto, measure(k), a plan file, or a preset ({', '.join(PRESETS)})"
+        raise InvalidInput("plan", name, f"{expected}{closest(plain, PRESETS)}")
     if not colon:
         return preset
     try:

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from pydantic import ValidationError
 
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.blocks.worker.configuration import GpuMeshConfiguration
@@ -42,7 +41,7 @@ def test_a_wrong_job_variable_is_named_in_one_line(values, said):
 
 
 def test_an_impossible_block_name_is_refused_in_one_line():
-    with pytest.raises(ValidationError) as refused:
-        Model.model_validate({"saved": "two\nlines"})
-    expected = r"saved: got 'two\nlines', expected the name of a saved rlhf-model block (prefect block ls)"
-    assert refused.value.errors()[0]["msg"] == f"Value error, {expected}"
+    with pytest.raises(InvalidInput) as refused:
+        Model(saved="two\nlines")
+    expected = r"Model.saved: got 'two\nlines', expected the name of a saved rlhf-model block (prefect block ls)"
+    assert str(refused.value) == expected

@@ -44,7 +44,7 @@ WRONG = {
     ),
     "beyond a bound": (lambda: Optimizer(lr=0), "Optimizer.lr: got 0, expected more than 0"),
     "a value that is missing": (lambda: Own(), "Own.size: missing; expected a value, since it has no default"),
-    "no path": (lambda: Prompts(), "prompts.path: got '', expected a path, or the name of a block in `saved`"),
+    "no path": (lambda: Prompts(), "Prompts.path: got '', expected a path, or the name of a block in `saved`"),
     "without effect": (
         lambda: Sampling(temperature=0.0, top_p=0.5),
         "Sampling.top_p: 0.5 is not used: temperature 0 always takes the likeliest token; remove it, or set "

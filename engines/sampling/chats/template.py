@@ -10,7 +10,7 @@ from typing import Any
 
 from prefect_rlhf.engines.sampling.chats.control_tokens import Guarded, Message
 from prefect_rlhf.engines.sampling.chats.tokenizers import template_name
-from prefect_rlhf.errors.errors import InvalidInput, refusing
+from prefect_rlhf.errors.errors import InvalidInput
 
 Variables = Mapping[str, Any]
 """Further variables of a chat template, such as `enable_thinking`."""
@@ -71,17 +71,22 @@ def rendered(
     Raises InvalidInput, at `field`, for messages that the template refuses, for a broken template, and for a template
     that writes a message differently with marks.
     """
+    from jinja2 import TemplateSyntaxError  # only here: the base install has no templates
+
     turns = [dict(turn) for turn in guarded.messages]
-    expected = f"messages that {template_name(tokenizer)} accepts"
+    name = template_name(tokenizer)
     settings: dict[str, Any] = {"variables": variables, "add_generation_prompt": add_generation_prompt}
-    with refusing(Exception, field, turns, expected, most=200):
+    try:
         text = written(tokenizer, guarded.messages, tools=guarded.tools, **settings)
         if not guarded.mark:
             return text
         marked = written(tokenizer, guarded.marked_messages, tools=guarded.marked_tools, **settings)
+    except TemplateSyntaxError as error:
+        raise InvalidInput(field, name, f"valid Jinja (line {error.lineno}: {error.message:.200})") from error
+    except Exception as error:  # any error of the template, which is the model author's program
+        raise InvalidInput(field, turns, f"messages that {name} accepts ({error!s:.200})") from error
     if marked.replace(guarded.mark, "") != text:
-        expected = f"no special tokens in messages: {template_name(tokenizer)} changes them"
-        raise InvalidInput(field, turns, expected)
+        raise InvalidInput(field, turns, f"no special tokens in messages: {name} changes them")
     return marked
 
 

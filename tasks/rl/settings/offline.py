@@ -78,7 +78,7 @@ class DPO(Settings):
         if self.label_smoothing > 0 and self.loss not in WITH_WRONG_LABELS:
             raise not_used("label_smoothing", f"loss {self.loss} does not read it", "set loss: cdpo or robust")
         if self.label_smoothing == 0 and self.loss in WITH_WRONG_LABELS:
-            raise wrong("label_smoothing", f"a share above 0, or loss: dpo, which equals {self.loss} without it")
+            raise wrong(self, "label_smoothing", f"a share above 0, or loss: dpo, which equals {self.loss} without it")
         if self.margin is not None and self.loss != "simpo":
             raise not_used("margin", f"loss {self.loss} does not read it", "set loss: simpo")
         return self

@@ -172,19 +172,18 @@ class GRPO(PolicyGradient):
         ends = self.sampling.stop_at_eos or bool(self.sampling.stop)
         limit, one_scale = self.sampling.max_new_tokens, self.advantage == "gdpo"
         if self.samples_per_prompt == 1 and self.advantage != "reinforce_plus_plus":
-            raise wrong("samples_per_prompt", "at least 2 for a comparison, or advantage: reinforce_plus_plus")
+            raise wrong(self, "samples_per_prompt", "at least 2 for a comparison, or advantage: reinforce_plus_plus")
         if self.over_sampling > 1 and self.samples_per_prompt == 1:
-            raise wrong(
-                "over_sampling", "1: it keeps groups whose scores differ, and the scores of a single response cannot"
-            )
+            right = "1: it keeps groups whose scores differ, and the scores of a single response cannot"
+            raise wrong(self, "over_sampling", right)
         if self.reward_weights and not one_scale:
             raise not_used("reward_weights", f"advantage {self.advantage} does not read it", "set advantage: gdpo")
         if not ends and (self.overlong.mask or self.overlong.buffer is not None):
             raise not_used("overlong", "without algo.sampling.stop_at_eos every response is cut off")
         if (self.overlong.buffer or 0) > limit:
-            raise wrong("overlong.buffer", f"at most {limit}, algo.sampling.max_new_tokens")
+            raise wrong(self, "overlong.buffer", f"at most {limit}, algo.sampling.max_new_tokens")
         if one_scale and self.kl.in_reward:
-            raise wrong("kl.place", "loss: with advantage gdpo it has no separate scale in the reward")
+            raise wrong(self, "kl.place", "loss: with advantage gdpo it has no separate scale in the reward")
         if one_scale and self.overlong.buffer is not None:
             raise not_used(
                 "overlong.buffer", "with advantage gdpo it has no separate scale", "score it as a named reward"

@@ -34,7 +34,7 @@ class KLTerm(Settings):
     def _has_a_gradient(self) -> KLTerm:
         """Refuse k1 in a loss: its gradient is the gradient of a token's log-probability, which is zero on average."""
         if self.in_loss and self.estimator == "k1":
-            raise wrong("estimator", "k2, k3, or place: reward: k1 in a loss has a gradient of zero on average")
+            raise wrong(self, "estimator", "k2, k3, or place: reward: k1 in a loss has a gradient of zero on average")
         return self
 
     @model_validator(mode="after")

@@ -24,7 +24,7 @@ class Lagrange(Settings):
     @model_validator(mode="after")
     def _starts_below_its_bound(self) -> Lagrange:
         if self.start > self.most:
-            raise wrong("start", f"at most {self.most:g}, its `most`")
+            raise wrong(self, "start", f"at most {self.most:g}, its `most`")
         return self
 
     def only_at_start(self) -> tuple[str, ...]:
