@@ -193,7 +193,7 @@ def test_reals_example_on_eight_ranks_changes_nothing_either(ran, record_propert
     result = plan_matrix.run(given, REAL_EXAMPLE, "real_example", num_devices=8)
     assert_equal(expected, result, record_property)
     planned = {span["node"]: (span["start"], span["end"]) for span in result.spans}
-    for step in range(plan_matrix.STEPS):
+    for step in range(1, plan_matrix.STEPS + 1):
         beside = [planned[f"{call}@{step}"] for call in ("reward_inference", "ref_inference", "critic_inference")]
         assert max(start for start, _ in beside) < min(end for _, end in beside)
         (a, b), (c, d) = planned[f"actor_train@{step}"], planned[f"critic_train@{step}"]

@@ -20,6 +20,7 @@ from prefect_rlhf.flows.ppo import ppo
 from tests.support.authors import keeps_best, keeps_pairs, with_pretraining
 from tests.support.runs import COMPUTATIONS, Compact, Result, end, leased, num_devices, plan_file
 from tests.support.tiny import make_model, make_pairs, make_prompts
+from tests.tasks.small_tokenizer import save_letter_tokenizer
 
 PLAYS = Path(__file__).parents[1] / "flows" / "plays.py"
 ROWS, MINI_BATCHES, STEPS = 16, 2, 2
@@ -164,6 +165,9 @@ def parameters(folder: Path, family: str = "llama", kv_heads: int | None = None)
     actor = make_model(folder / "actor", layers=4, hidden=128, heads=4, family=family, kv_heads=kv_heads)
     critic = make_model(folder / "critic", scalar=True, layers=6, hidden=64, heads=4)
     reward = make_model(folder / "reward", scalar=True, layers=5, hidden=128, heads=4)
+    if family == "qwen2":  # whose tokenizer is another; all roles read the actor's tokens
+        save_letter_tokenizer(folder / "critic")
+        save_letter_tokenizer(folder / "reward")
     prompts = make_prompts(folder / "prompts.parquet", num_train=2 * ROWS, num_held_out=ROWS)
     exact = {"dtype": "float32"}
     return {
