@@ -9,6 +9,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from prefect_rlhf.engines.commands import BuildCommand, CallCommand, PassCommand
+from prefect_rlhf.engines.cpu_products import has_bfloat16
 from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
 from prefect_rlhf.engines.files.huggingface import read_model_spec
 from prefect_rlhf.engines.gang.local import LocalGang
@@ -147,7 +148,8 @@ PARTS = {"optimizer": 4 + 4 + 8, "all": 2 + 4 + 4 + 8}  # bytes a weight: comput
 def test_a_part_leaves_the_device_and_the_process_and_comes_back(trained, part):
     """Gradients are not kept, yet leave and come back; buffers such as rotary tables are small beside the rest."""
     expected = PARTS[part] * ELEMENTS
-    settled = trained.move(Rank.reload, TRAINED, part)  # nothing to do: the two counts as they stand
+    trained.move(Rank.offload, TRAINED, part)  # the system gets back what products left free in the process, too
+    settled = trained.move(Rank.reload, TRAINED, part)
     away = trained.move(Rank.offload, TRAINED, part)
     fallen = settled.device_bytes - away.device_bytes
     assert fallen == pytest.approx(expected, rel=0.01)
@@ -172,13 +174,13 @@ def test_without_its_optimizer_a_model_infers_the_same_and_then_trains_on(traine
 
 
 def test_generation_leaves_with_its_cache(world):
-    """Weights, packed copies of them, and the key-value cache."""
+    """Weights, packed copies of them where a processor needs any, and the key-value cache."""
     world.build(SAMPLER)
     world.generate()
     settled = world.move(Rank.reload, SAMPLER, "all")
     away = world.move(Rank.offload, SAMPLER, "all")
     fallen = settled.device_bytes - away.device_bytes
-    assert fallen > 2 * 2 * ELEMENTS
+    assert fallen > (1 + has_bfloat16()) * 2 * ELEMENTS
     assert away.bytes_moved == pytest.approx(2 * ELEMENTS, rel=0.05)
     assert settled.resident_bytes - away.resident_bytes > 0.5 * fallen
     assert world.move(Rank.reload, SAMPLER, "all").device_bytes == settled.device_bytes
