@@ -90,7 +90,7 @@ def test_a_script_prints_the_trained_model_the_metrics_and_the_rollouts(folder):
     done = script(folder, "train_grpo.py")
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.search(
-        r"trained model: \S+/runs/\S+/actor\n0 \S+ \S+\n1 \S+ \S+\nrollouts: \S+0.parquet \S+1.parquet\n", done.stdout
+        r"trained model: \S+/runs/\S+/actor\n1 \S+ \S+\n2 \S+ \S+\nrollouts: \S+1.parquet \S+2.parquet\n", done.stdout
     )
 
 

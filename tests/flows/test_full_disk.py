@@ -5,9 +5,6 @@ Each on a small file system of its own (so only for root), in which everything t
 
 import os
 import shutil
-import subprocess
-import time
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +16,7 @@ from prefect_rlhf.tasks.running.journal import Journal
 from tests.support.cases import first
 from tests.support.plan_matrix import ALONE
 from tests.support.runs import end, leased, plan_file
-from tests.support.small_disk import break_disk, breakable_disk, fill, small_disk
+from tests.support.small_disk import break_disk, breakable_disk, fill, make_read_only, small_disk
 from tests.support.tiny import ppo_parameters
 
 pytestmark = [
@@ -42,14 +39,6 @@ def parameters(tmp_path_factory):
 def disk(tmp_path):
     with small_disk(tmp_path / "runs", DISK_BYTES) as folder:
         yield folder
-
-
-def make_read_only(disk: Path) -> None:
-    for _ in range(100):  # Linux refuses it while a file is open for writing, as a shard may be
-        if not subprocess.run(["mount", "-o", "remount,ro", str(disk)], capture_output=True).returncode:
-            return
-        time.sleep(0.1)
-    pytest.fail("the disk was never without an open file")
 
 
 BROKEN = ("Input/output error", "No space left on device", "Read-only file system")
@@ -94,7 +83,8 @@ def test_a_disk_that_ends_while_a_run_writes_ends_the_run(parameters, disk, monk
     state = ended(parameters, disk)
     assert state.is_failed(), state
     assert reason in state.message and "\n" not in state.message
-    assert not list(disk.glob("*/checkpoints/*.part"))
+    if harm == "full":  # nothing can be removed from a read-only disk
+        assert not list(disk.glob("*/checkpoints/*.part"))
 
 
 @pytest.mark.all

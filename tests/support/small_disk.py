@@ -2,6 +2,7 @@
 
 import errno
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,21 @@ def small_disk(folder: Path, num_bytes: int) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        while folder.is_mount():  # twice, once it is read-only
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def make_read_only(folder: Path) -> None:
+    """Let what is opened from now on in a `small_disk` be read-only.
+
+    A second mount lies over the first, which Linux leaves writable as long as a run holds its folder's lock.
+    """
+    subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
+    for _ in range(100):  # Linux refuses it while a file is open for writing, as a shard may be
+        if not subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], capture_output=True).returncode:
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"{folder} was never without an open file")
 
 
 @contextmanager
