@@ -1,20 +1,23 @@
 """Converts messages from the forms found in files to the form that chat templates take.
 
-Parquet gives every message all keys of its type, so keys with None are left out. Content in parts is joined, unless the
-template takes parts. Call arguments and tool schemas may be JSON text.
+Parquet gives every message all keys of its type, so keys with None are left out. Lines that Arrow wrote have them too.
+Content in parts is joined, unless the template takes parts. Call arguments and tool schemas may be JSON text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from prefect_rlhf.engines.sampling.chats.template import Tools, written
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.formats.row import decoded
+from prefect_rlhf.tasks.data.stored.columns import MAY_BE_NULL
 
 _MARKER = "the text of a part"
+MAY_BE_EMPTY = ("tool", "system")
+"""Roles whose text may be empty: a tool returns nothing, and public data sets have a system turn in every chat."""
 
 
 def plain_messages(tokenizer: Any, messages: Any, has_all_keys: bool, where: str) -> Any:
@@ -41,15 +44,15 @@ def shown_tools(value: Any, has_all_keys: bool, where: str) -> Tools:
     schemas = [decoded(each) for each in (found if isinstance(found, list) else [found])] if found else []
     if not all(isinstance(schema, Mapping) for schema in schemas):
         raise InvalidInput(where, value, f"{expected} to null")
-    return [_without_none(schema) if has_all_keys else schema for schema in schemas]
+    return [_without_none(schema, but=() if has_all_keys else MAY_BE_NULL) for schema in schemas]
 
 
 def has_text(turn: Mapping[str, Any]) -> bool:
-    """Whether a message has content: text that is not blank, or a call; a tool may also return an empty text."""
+    """Whether a message has content: text that is not blank, or a call. Some roles' text may be empty."""
     content = turn.get("content")
     if isinstance(content, list):
         content = "".join(str(part.get("text") or "") for part in content)
-    if turn.get("tool_calls") or (turn["role"] == "tool" and content is not None):
+    if turn.get("tool_calls") or (turn["role"] in MAY_BE_EMPTY and content is not None):
         return content is None or isinstance(content, str)
     return isinstance(content, str) and bool(content.strip())
 
@@ -63,7 +66,7 @@ def _plain(tokenizer: Any, turn: Any, has_all_keys: bool, where: str) -> Any:
         return turn
     content = turn.get("content")
     kept = {key: value for key, value in turn.items() if value is not None and value != [] or key == "content"}
-    plain: dict[str, Any] = _without_none(kept) if has_all_keys else kept
+    plain = {key: _without_none(value) for key, value in kept.items()} if has_all_keys else kept
     if "content" in turn or "tool_calls" in plain:
         plain["content"] = _content(tokenizer, content, where)
     if "tool_calls" in plain:
@@ -110,11 +113,11 @@ def _with_arguments(call: Any) -> Any:
     return {**call, "arguments": arguments} if isinstance(arguments, Mapping) else call
 
 
-def _without_none(value: Any) -> Any:
-    """Return a value without the keys inside it that are None; `content` stays."""
+def _without_none(value: Any, but: Collection[str] = ()) -> Any:
+    """Return a value without the keys inside it that are None, except for some names."""
     if isinstance(value, Mapping):
-        return {key: _without_none(each) for key, each in value.items() if each is not None or key == "content"}
-    return [_without_none(each) for each in value] if isinstance(value, list) else value
+        return {key: _without_none(each, but) for key, each in value.items() if each is not None or key in but}
+    return [_without_none(each, but) for each in value] if isinstance(value, list) else value
 
 
 def ignores_calls(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> bool:

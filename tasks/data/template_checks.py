@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any, Protocol
 
 from prefect_rlhf.engines.sampling.chats.template import ASKED, Tools, ignores_tools, written
@@ -16,6 +18,7 @@ DEFAULT_TOOLS_COLUMN = "tools"
 ANOTHER_TEMPLATE = "set the model's chat_template, as in actor.chat_template: tools.jinja (prefect-rlhf init writes it)"
 """The remedy for a folder without a template, or with one that ignores tools."""
 CLOCK, STRIKE = "strftime_now", "\u23f0"  # a template's function for the time, and what stands for it in a check
+WORDS = "the words of a message"  # in a check of roles
 MARK = re.compile(r"<\|\w+\|>")  # of a turn's begin or end, in most templates
 RESERVED = (
     *("messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"),
@@ -86,6 +89,20 @@ def check_tools(source: Templated, tokenizer: Any) -> None:
         ignores = f"{template_name(tokenizer)} ignores them: {ANOTHER_TEMPLATE}"
         right = f"null, or a chat template that shows tools; {ignores}"
         raise InvalidInput(f"{source.name}.tools_column", source.tools_column, right)
+
+
+@lru_cache(maxsize=256)
+def leaves_out(tokenizer: Any, role: str) -> bool:
+    """Whether the template writes chats with a message of this role, and nothing of that message.
+
+    False if it refuses such chats: the rows' own chats are rendered later.
+    """
+    message = {"role": role, "content": WORDS}
+    shown = []
+    for chat in ([ASKED, message], [message, ASKED], [message]):
+        with suppress(Exception):  # a template is a program of the model's author
+            shown.append(WORDS in written(tokenizer, chat))
+    return bool(shown) and not any(shown)
 
 
 def unknown_marks(source: Templated) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed
-from prefect_rlhf.tasks.data.formats.format import ANSWER, ASKED, LABEL, TOOLS, Format, Kind, Shape
+from prefect_rlhf.tasks.data.formats.format import ANSWER, ASKED, LABEL, SYSTEM, TOOLS, Format, Kind, Shape
 from prefect_rlhf.tasks.data.formats.found import Found
 from prefect_rlhf.tasks.data.formats.table import FORMATS
 from prefect_rlhf.tasks.data.formats.turns import are_turns
@@ -102,6 +102,14 @@ def _stated_format(rows: StoredRows, wanted: Wanted, form: str) -> Found:
         lacks = f"{form} needs {needs(format, wanted.kind)}, and {rows.path} has {', '.join(rows.names)}"
         raise InvalidInput(f"{rows.field}.form", form, f"a form of the file: {lacks}")
     return _one(rows, found)
+
+
+def form_with_system(rows: StoredRows, wanted: Wanted) -> str | None:
+    """Return the form that would read a file's column of system prompts, if it has one and is read without it."""
+    if find_format(rows, wanted).format is not None:
+        return None
+    fitting = (one for format in wanted.formats for one in _fits(rows, format, wanted))
+    return next((one.form for one in fitting if SYSTEM in one.columns), None)
 
 
 def needs(format: Format, kind: Kind) -> str:
