@@ -37,14 +37,20 @@ def plain_messages(tokenizer: Any, messages: Any, has_all_keys: bool, where: str
 def shown_tools(value: Any, has_all_keys: bool, where: str) -> Tools:
     """Return the tool schemas in a row's column: a list of objects, or JSON text of the list or of each object.
 
-    Raises InvalidInput, at `where`, for any other value.
+    A function alone, as many public data sets have it, becomes a schema as `get_json_schema` writes it. Raises
+    InvalidInput, at `where`, for any other value.
     """
     expected = "tool schemas: a list of objects, or its JSON text; if the column has no tools, set tools_column"
     found = decoded(value)
     schemas = [decoded(each) for each in (found if isinstance(found, list) else [found])] if found else []
     if not all(isinstance(schema, Mapping) for schema in schemas):
         raise InvalidInput(where, value, f"{expected} to null")
-    return [_without_none(schema, but=() if has_all_keys else MAY_BE_NULL) for schema in schemas]
+    schemas = [_without_none(schema, but=() if has_all_keys else MAY_BE_NULL) for schema in schemas]
+    return [{"type": "function", "function": each} if _is_function(each) else each for each in schemas]
+
+
+def _is_function(schema: Mapping[str, Any]) -> bool:
+    return "name" in schema and "function" not in schema
 
 
 def has_text(turn: Mapping[str, Any]) -> bool:
@@ -120,10 +126,10 @@ def _without_none(value: Any, but: Collection[str] = ()) -> Any:
     return [_without_none(each, but) for each in value] if isinstance(value, list) else value
 
 
-def ignores_calls(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the template leaves out the calls in messages."""
-    without = [{key: value for key, value in turn.items() if key != "tool_calls"} for turn in messages]
+def ignores_key(tokenizer: Any, messages: Sequence[Mapping[str, Any]], key: str) -> bool:
+    """Whether the template leaves out a key of messages, such as `tool_calls`."""
+    without = [{name: value for name, value in turn.items() if name != key} for turn in messages]
     try:
         return written(tokenizer, messages) == written(tokenizer, without)
-    except Exception:  # noqa: BLE001  it refuses a message without calls, so it reads them
+    except Exception:  # noqa: BLE001  it refuses a message without the key, so it reads it
         return False

@@ -123,7 +123,7 @@ def _fits(rows: StoredRows, format: Format, wanted: Wanted) -> list[Found]:
     choices = [_columns(rows, part.names, part.holds) for part in parts.values()]
     others = {name: _columns(rows, part.names, part.holds) for name, part in format.others.items()}
     further = {name: columns[0] for name, columns in others.items() if columns}
-    if format.tools is not None and wanted.tools_column in rows.names:
+    if format.reads_tools and wanted.tools_column in rows.names:
         further[TOOLS] = str(wanted.tools_column)
     fitting = []
     for chosen in product(*choices):

@@ -34,7 +34,7 @@ class Column(Protocol):
 
     @property
     def message_keys(self) -> frozenset[str]:
-        """The keys of the messages, if the values are chats."""
+        """The keys that have a value in some message, if the values are chats."""
         ...
 
     @property
@@ -104,8 +104,10 @@ class ArrowColumn:
 
     @property
     def message_keys(self) -> frozenset[str]:
-        """The fields of a message."""
-        return frozenset(field.name for field in self.type.value_type) if self.holds_messages else frozenset()
+        """The fields of messages that are not all null or empty. Arrow looks, because there may be millions of rows."""
+        turns = pc.list_flatten(self.values) if self.holds_messages else None
+        fields = () if turns is None else self.type.value_type
+        return frozenset(each.name for each in fields if _has_value(pc.struct_field(turns, each.name)))
 
     @property
     def turn_keys(self) -> frozenset[str]:
@@ -180,9 +182,10 @@ class PlainColumn:
 
     @cached_property
     def message_keys(self) -> frozenset[str]:
-        """The keys of all messages."""
+        """The keys of all messages, without those that are always null or empty."""
         chats = self.values if self.holds_messages else ()
-        return frozenset(key for chat in chats if chat is not None for turn in chat for key in turn)
+        turns = (turn for chat in chats if chat is not None for turn in chat)
+        return frozenset(key for turn in turns for key, value in turn.items() if value is not None and value != [])
 
     @cached_property
     def turn_keys(self) -> frozenset[str]:
@@ -257,6 +260,12 @@ def _is_content(type_: Any) -> bool:
 
 def _is_list(type_: Any) -> bool:
     return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
+
+
+def _has_value(values: Any) -> bool:
+    """Whether a ChunkedArray has a value that is neither null nor an empty list."""
+    has_value = pc.greater(pc.list_value_length(values), 0) if _is_list(values.type) else values.is_valid()
+    return bool(pc.any(has_value).as_py())
 
 
 def _in_microseconds(type_: Any) -> Any:

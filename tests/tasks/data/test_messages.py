@@ -104,11 +104,30 @@ def test_calls_that_the_template_leaves_out_are_logged(tmp_path):
     assert line.endswith("does not write tool_calls: the calls of row 1 are not in its tokens")
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "thinking"])
+@pytest.mark.parametrize("form", ["json lines", "parquet"])
+def test_thoughts_that_the_template_leaves_out_are_logged(tmp_path, key, form):
+    """`HuggingFaceH4/Multilingual-Thinking` has them apart from the text."""
+    template = "{% for m in messages %}{{ m.role }}:{{ m.reasoning_content }}{{ m.content }}|{% endfor %}"
+    folder = of_bytes(tmp_path / "model", template)
+    rows = [[ask("1"), {**say("2"), key: thought}] for thought in (None, "hm")]
+    path = (
+        json_lines(tmp_path / "c.jsonl", *({"messages": row} for row in rows))
+        if form == "json lines"
+        else parquet(tmp_path / "c.parquet", messages=rows)
+    )
+    lines = ChatDataset("chats", path, folder, split_column=None).warnings()
+    says = f"does not write {key}: the thoughts of row 1 are not in its tokens"
+    assert [line.endswith(says) for line in lines] == ([] if key == "reasoning_content" else [True])
+
+
 TOOLS = {
     "objects": [TOOL],
     "text": json.dumps([TOOL]),
     "texts": [json.dumps(TOOL)],
     "an object": TOOL,
+    "functions alone": [TOOL["function"]],
+    "functions as texts": [json.dumps(TOOL["function"])],
 }
 
 
@@ -272,6 +291,8 @@ def test_a_system_turn_may_be_empty(tmp_path, qwen):
     whole = AutoTokenizer.from_pretrained(qwen).apply_chat_template(turns, tokenize=False)
     assert whole == text_of(source) + "\n"
     assert whole.startswith("<|im_start|>system\n<|im_end|>")
+    assert source.warnings() == ()
+    assert source.rows.column("messages").message_keys == {"role", "content"}
 
 
 @pytest.mark.parametrize("kind", ["chats", "pairs", "rated"])
