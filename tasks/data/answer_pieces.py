@@ -5,7 +5,7 @@ answers of several tools, are added together. Each rendering must begin with the
 message's own text. Pieces are tokenized separately, as a prompt and its response are during sampling.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -44,8 +44,11 @@ def chat_pieces(
     first: int = 0,
     tools: Tools = (),
     variables: Variables | None = None,
+    unlearnt: Collection[int] = (),
 ) -> list[Piece]:
     """Cut a chat into pieces. The assistant's messages from number `first` on are answers, without their heading.
+
+    Those in `unlearnt` are no answers.
 
     The heading is the text that the template adds before an answer (its generation prompt). Raises InvalidInput, at
     `where`, for a template that removes or changes earlier text, and for messages that the template refuses.
@@ -65,7 +68,7 @@ def chat_pieces(
             continue
         after = written(number + 1)
         _check_prefix(before, after, f"{where} message {number}", "when this message follows")
-        if messages[number]["role"] == ASSISTANT and number >= first:
+        if messages[number]["role"] == ASSISTANT and number >= first and number not in unlearnt:
             heading = written(number, prompts=True)
             _check_prefix(before, heading, f"{where} message {number}", "when it prompts for an answer")
             _check_prefix(heading, after, f"{where} message {number}", "when the answer follows")

@@ -14,6 +14,8 @@ from prefect_rlhf.tasks.data.tokenizer import Tools, answered_tokens
 Form = Literal["messages", "completion", "text"]
 DEFAULT_LABEL_COLUMN = "label"
 MASKED_KEYS = ("tokens", "prompt_length", "mask")
+LEARNT_KEYS = ("train", "weight", "loss")
+"""Keys of a message that say whether the answer is learnt, of axolotl, OpenAI and ms-swift."""
 
 
 @final
@@ -22,8 +24,9 @@ class ChatDataset(DatasetSource):
     """Rows to learn from: keys `tokens`, `prompt_length` and `mask`, which is 1 at trained tokens.
 
     The trained tokens are the assistant's in `messages`, the completion's after a prompt, and all but the first of a
-    text. A text, or a completion that is a string, ends with the end-of-sequence token; a message ends as
-    the chat template writes it. A `label_column` says whether an answer is good, and adds the key `label`, 1 or 0.
+    text. A message with `train: false`, `loss: false` or `weight: 0` is context. A text, or a completion that is a
+    string, ends with the end-of-sequence token; a message ends as the chat template writes it. A `label_column` says
+    whether an answer is good, and adds the key `label`, 1 or 0.
     """
 
     messages_column: str = "messages"
@@ -67,6 +70,7 @@ class ChatDataset(DatasetSource):
             )
         if self._form == "text" and self.chat_template:
             raise InvalidInput(f"{self.name}.chat_template", True, "false: a text is not a chat")
+        self.check_texts()
         self.check_columns()
         self._check_labels()
         self.check_tokenizer(has_chats=any(map(self._holds_messages, columns)))
@@ -79,7 +83,7 @@ class ChatDataset(DatasetSource):
             for column, value in zip(columns, values, strict=True):
                 if value != "" or column == columns[-1]:  # the context of the trained column may be an empty text
                     self.check_text(f"{self.name} row {row} {column}", value, "text")
-                self._check_all_learnt(row, column, value)
+                self._check_learnt(row, column, value)
         rows = self._masked(items, read)
         for row, each in zip(items, rows, strict=True):
             if not any(each.mask):
@@ -87,13 +91,13 @@ class ChatDataset(DatasetSource):
                 raise InvalidInput(f"{self.name} row {row} {columns[-1]}", "nothing to learn", expected)
         return [each.tokens for each in rows]
 
-    def _check_all_learnt(self, row: int, column: str, value: Any) -> None:
-        """Raise InvalidInput for an answer that other libraries would not learn, because of a key in its message."""
+    def _check_learnt(self, row: int, column: str, value: Any) -> None:
+        """Raise InvalidInput for a message whose key says neither that it is learnt nor that it is not."""
         for number, turn in enumerate(value if isinstance(value, list) else ()):
-            if turn["role"] == ASSISTANT and (turn.get("train") is False or turn.get("weight") == 0):
-                key = "train" if turn.get("train") is False else "weight"
-                where = f"{self.name} row {row} {column} message {number} {key}"
-                raise InvalidInput(where, turn[key], f"no such key: every answer of a chat is learnt, in {self.path}")
+            for key in LEARNT_KEYS:
+                if turn["role"] == ASSISTANT and turn.get(key) not in (None, 0, 1):
+                    where = f"{self.name} row {row} {column} message {number} {key}"
+                    raise InvalidInput(where, turn[key], f"true or false, or 1 or 0, in {self.path}")
 
     @property
     def wanted(self) -> Wanted:
@@ -154,26 +158,34 @@ class ChatDataset(DatasetSource):
         return list(zip(*(self.messages(column, row_ids) for column in self._columns), strict=True))
 
     def _masked(self, row_ids: Sequence[int], values: Sequence[tuple[Any, ...]]) -> list[MaskedTokens]:
-        rows = zip(row_ids, values, self.tools_of(row_ids), strict=True)
+        rows = zip(row_ids, values, self.tools_of(row_ids), self.variables_of(row_ids), strict=True)
         return [self._masked_row(*row) for row in rows]
 
-    def _masked_row(self, row: int, values: tuple[Any, ...], tools: Tools) -> MaskedTokens:
+    def _masked_row(
+        self, row: int, values: tuple[Any, ...], tools: Tools, variables: Mapping[str, Any]
+    ) -> MaskedTokens:
         tokenizer, where = self.loaded, f"{self.name} row {row} {self._columns[-1]}"
         *prompt, said = values
         if self._form == "messages":
-            return self._learnt(chat_pieces(tokenizer, said, where, 0, tools, self.variables))
+            return self._learnt(chat_pieces(tokenizer, said, where, 0, tools, variables, _unlearnt(said)))
         before = prompt[0] if prompt else ""
         if self._form == "completion" and (
             self.chat_template or not (isinstance(before, str) and isinstance(said, str))
         ):
             asked = _messages(before, "user")
             chat = asked + _messages(said, ASSISTANT)
-            return self._learnt(chat_pieces(tokenizer, chat, where, len(asked), tools, self.variables))
+            pieces = chat_pieces(tokenizer, chat, where, len(asked), tools, variables, _unlearnt(chat))
+            return self._learnt(pieces)
         tokens, length = answered_tokens(tokenizer, before, said, False, True, eos_token=self.eos_token)
         return masked(tokens, [place >= length for place in range(len(tokens))])
 
     def _learnt(self, pieces: Sequence[Piece]) -> MaskedTokens:
         return masked_tokens(self.loaded, pieces, self.eos_token)
+
+
+def _unlearnt(chat: Sequence[Mapping[str, Any]]) -> frozenset[int]:
+    """Return the numbers of the messages that a key takes out of the learnt ones."""
+    return frozenset(n for n, turn in enumerate(chat) if any(turn.get(key) in (False, 0) for key in LEARNT_KEYS))
 
 
 def _messages(value: Any, role: str) -> list[Any]:

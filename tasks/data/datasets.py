@@ -81,6 +81,7 @@ class PromptDataset(DatasetSource):
         items that a run reads, by default all.
         """
         self.rows.require_text(self.prompt_column, allow_messages=True)
+        self.check_texts()
         self.check_columns()
         self.check_tokenizer(has_chats=self.rows.column(self.prompt_column).holds_messages)
         if self.tools is not None:
@@ -205,8 +206,10 @@ class PreferenceDataset(DatasetSource):
         """Return the tokens of some rows and the length of each prompt."""
         items = self.items_of(row_ids)
         rows = [
-            self._answered(row, prompt, answers[row % 2], tools)
-            for row, (prompt, *answers), tools in zip(row_ids, self._pairs(items), self.tools_of(items), strict=True)
+            self._answered(row, prompt, answers[row % 2], tools, variables)
+            for row, (prompt, *answers), tools, variables in zip(
+                row_ids, self._pairs(items), self.tools_of(items), self.variables_of(items), strict=True
+            )
         ]
         return {"tokens": [tokens for tokens, _ in rows], "prompt_length": [length for _, length in rows]}
 
@@ -219,6 +222,7 @@ class PreferenceDataset(DatasetSource):
         for column in filter(None, (self._prompt_column, self.chosen_column, self.rejected_column)):
             self.rows.require_text(column, allow_messages=column == self._prompt_column or self._has_chats)
         self._check_sides()
+        self.check_texts()
         self.check_columns()
         self.check_tokenizer(has_chats=self._has_chat_prompts)
         return self.checked_rows(items, max_tokens, vocabulary)
@@ -229,8 +233,10 @@ class PreferenceDataset(DatasetSource):
         for pair, values in zip(items, pairs, strict=True):
             self._check_pair(pair, *values)
         return [
-            self._answered(2 * item + side, prompt, answer, tools)[0]
-            for item, (prompt, *answers), tools in zip(items, pairs, self.tools_of(items), strict=True)
+            self._answered(2 * item + side, prompt, answer, tools, variables)[0]
+            for item, (prompt, *answers), tools, variables in zip(
+                items, pairs, self.tools_of(items), self.variables_of(items), strict=True
+            )
             for side, answer in enumerate(answers)
         ]
 
@@ -248,9 +254,11 @@ class PreferenceDataset(DatasetSource):
             expected = f"{'messages' if self._has_chats else 'strings'}, as in {self.chosen_column}"
             raise InvalidInput(f"{self.name}.{self.rejected_column}", rejected.described, expected)
 
-    def _answered(self, row: int, prompt: Prompt, answer: Answer, tools: Tools) -> tuple[list[int], int]:
+    def _answered(
+        self, row: int, prompt: Prompt, answer: Answer, tools: Tools, variables: Mapping[str, Any]
+    ) -> tuple[list[int], int]:
         """Return the tokens of prompt and answer, and the number of the prompt's tokens."""
-        tokenizer, variables, eos = self.loaded, self.variables, self.eos_token
+        tokenizer, eos = self.loaded, self.eos_token
         if isinstance(answer, str):
             is_chat = self.chat_template
             return answered_tokens(tokenizer, prompt, answer, is_chat, self.end_of_text, tools, variables, eos)

@@ -1,20 +1,23 @@
 """Converts messages from the forms found in files to the form that chat templates take.
 
-Parquet gives every message all keys of its type, so keys with None are left out. Content in parts is joined, unless the
-template takes parts. Call arguments and tool schemas may be JSON text.
+Parquet gives every message all keys of its type, so keys with None are left out. Lines that Arrow wrote have them too.
+Content in parts is joined, unless the template takes parts. Call arguments and tool schemas may be JSON text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from prefect_rlhf.engines.sampling.chats.template import Tools, written
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.formats.row import decoded
+from prefect_rlhf.tasks.data.stored.columns import MAY_BE_NULL
 
 _MARKER = "the text of a part"
+MAY_BE_EMPTY = ("tool", "system")
+"""Roles whose text may be empty: a tool returns nothing, and public data sets have a system turn in every chat."""
 
 
 def plain_messages(tokenizer: Any, messages: Any, has_all_keys: bool, where: str) -> Any:
@@ -34,22 +37,28 @@ def plain_messages(tokenizer: Any, messages: Any, has_all_keys: bool, where: str
 def shown_tools(value: Any, has_all_keys: bool, where: str) -> Tools:
     """Return the tool schemas in a row's column: a list of objects, or JSON text of the list or of each object.
 
-    Raises InvalidInput, at `where`, for any other value.
+    A function alone, as many public data sets have it, becomes a schema as `get_json_schema` writes it. Raises
+    InvalidInput, at `where`, for any other value.
     """
     expected = "tool schemas: a list of objects, or its JSON text; if the column has no tools, set tools_column"
     found = decoded(value)
     schemas = [decoded(each) for each in (found if isinstance(found, list) else [found])] if found else []
     if not all(isinstance(schema, Mapping) for schema in schemas):
         raise InvalidInput(where, value, f"{expected} to null")
-    return [_without_none(schema) if has_all_keys else schema for schema in schemas]
+    schemas = [_without_none(schema, but=() if has_all_keys else MAY_BE_NULL) for schema in schemas]
+    return [{"type": "function", "function": each} if _is_function(each) else each for each in schemas]
+
+
+def _is_function(schema: Mapping[str, Any]) -> bool:
+    return "name" in schema and "function" not in schema
 
 
 def has_text(turn: Mapping[str, Any]) -> bool:
-    """Whether a message has content: text that is not blank, or a call; a tool may also return an empty text."""
+    """Whether a message has content: text that is not blank, or a call. Some roles' text may be empty."""
     content = turn.get("content")
     if isinstance(content, list):
         content = "".join(str(part.get("text") or "") for part in content)
-    if turn.get("tool_calls") or (turn["role"] == "tool" and content is not None):
+    if turn.get("tool_calls") or (turn["role"] in MAY_BE_EMPTY and content is not None):
         return content is None or isinstance(content, str)
     return isinstance(content, str) and bool(content.strip())
 
@@ -63,7 +72,7 @@ def _plain(tokenizer: Any, turn: Any, has_all_keys: bool, where: str) -> Any:
         return turn
     content = turn.get("content")
     kept = {key: value for key, value in turn.items() if value is not None and value != [] or key == "content"}
-    plain: dict[str, Any] = _without_none(kept) if has_all_keys else kept
+    plain = {key: _without_none(value) for key, value in kept.items()} if has_all_keys else kept
     if "content" in turn or "tool_calls" in plain:
         plain["content"] = _content(tokenizer, content, where)
     if "tool_calls" in plain:
@@ -110,17 +119,17 @@ def _with_arguments(call: Any) -> Any:
     return {**call, "arguments": arguments} if isinstance(arguments, Mapping) else call
 
 
-def _without_none(value: Any) -> Any:
-    """Return a value without the keys inside it that are None; `content` stays."""
+def _without_none(value: Any, but: Collection[str] = ()) -> Any:
+    """Return a value without the keys inside it that are None, except for some names."""
     if isinstance(value, Mapping):
-        return {key: _without_none(each) for key, each in value.items() if each is not None or key == "content"}
-    return [_without_none(each) for each in value] if isinstance(value, list) else value
+        return {key: _without_none(each, but) for key, each in value.items() if each is not None or key in but}
+    return [_without_none(each, but) for each in value] if isinstance(value, list) else value
 
 
-def ignores_calls(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the template leaves out the calls in messages."""
-    without = [{key: value for key, value in turn.items() if key != "tool_calls"} for turn in messages]
+def ignores_key(tokenizer: Any, messages: Sequence[Mapping[str, Any]], key: str) -> bool:
+    """Whether the template leaves out a key of messages, such as `tool_calls`."""
+    without = [{name: value for name, value in turn.items() if name != key} for turn in messages]
     try:
         return written(tokenizer, messages) == written(tokenizer, without)
-    except Exception:  # noqa: BLE001  it refuses a message without calls, so it reads them
+    except Exception:  # noqa: BLE001  it refuses a message without the key, so it reads it
         return False

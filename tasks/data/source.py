@@ -7,10 +7,12 @@ from types import MappingProxyType
 from typing import Any
 
 from prefect_rlhf.engines.rows import ColumnKind, keys_of_calls
+from prefect_rlhf.engines.sampling.chats.tokenizers import template_name
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.formats.find import Wanted
 from prefect_rlhf.tasks.data.formats.format import Kind
-from prefect_rlhf.tasks.data.formats.formatted_rows import FormattedRows, MadeColumn
+from prefect_rlhf.tasks.data.formats.formatted_rows import VARIABLES, FormattedRows, MadeColumn
+from prefect_rlhf.tasks.data.formats.turns import spells_turns
 from prefect_rlhf.tasks.data.messages import has_text, plain_messages, shown_tools
 from prefect_rlhf.tasks.data.rows.row_checks import CheckedRows, MeasuredRows, Say, measure, silent
 from prefect_rlhf.tasks.data.stored.columns import Column
@@ -18,9 +20,11 @@ from prefect_rlhf.tasks.data.stored.stored_rows import DEFAULT_SPLIT, DEFAULT_SP
 from prefect_rlhf.tasks.data.template_checks import (
     ANOTHER_TEMPLATE,
     DEFAULT_TOOLS_COLUMN,
+    RESERVED,
     check_tools,
     check_variables,
     dated,
+    leaves_out,
     template_variables,
     unknown_marks,
     unshown,
@@ -139,6 +143,25 @@ class DatasetSource:
         """The variables for the chat template."""
         return template_variables(self.chat_template_kwargs, self.eos_token)
 
+    def variables_of(self, items: Sequence[int]) -> list[Mapping[str, Any]]:
+        """Return the template's variables by row: the settings', and over them those in TRL's column of variables.
+
+        Raises InvalidInput for other values in the column.
+        """
+        if VARIABLES not in self.rows.names or not self.goes_through_template:
+            return [self.variables] * len(items)
+        found: list[Mapping[str, Any]] = []
+        for item, value in zip(items, self.rows.read(VARIABLES, items), strict=True):
+            where = f"{self.name} row {item} {VARIABLES}"
+            own = {} if value is None else value
+            if not isinstance(own, Mapping):
+                raise InvalidInput(where, value, f"an object of the chat template's variables, in {self.path}")
+            if reserved := next((name for name in RESERVED if name in own), None):
+                right = f"variables of the chat template: this name has its own setting, in {self.path}"
+                raise InvalidInput(where, reserved, right)
+            found.append({**self.variables, **{name: each for name, each in own.items() if each is not None}})
+        return found
+
     @property
     def message_columns(self) -> tuple[str, ...]:
         """The columns that may hold messages."""
@@ -199,6 +222,14 @@ class DatasetSource:
         """The place of each name's column."""
         return {name: name for name in self.stored.names} | dict(self.column_paths)
 
+    def check_texts(self) -> None:
+        """Raise InvalidInput for a column of text whose first row is the text of messages."""
+        for column in self.message_columns:
+            (value,) = self.rows.read(column, [0]) if self.rows.column(column).kind == "text" else [None]
+            if isinstance(value, str) and spells_turns(value):
+                right = f"messages, not their text: decode it and write the file again, {self.path}"
+                raise InvalidInput(f"{self.name} row 0 {column}", value[:80], right)
+
     def check_tokenizer(self, has_chats: bool) -> None:
         """Raise InvalidInput unless the tokenizer can be loaded and, if needed, has a chat template."""
         tokenizer = self.loaded
@@ -220,15 +251,23 @@ class DatasetSource:
             raise InvalidInput(where, prompt[-1], f"{expected}{remedy}, in {self.path}")
 
     def check_text(self, where: str, value: Any, what: str) -> None:
-        """Raise InvalidInput, at `where`, for a text or chat that is missing or blank, and for messages without a role.
+        """Raise InvalidInput, at `where`, for a text or chat that is missing or blank, and for messages that have no
+        role, or a role that the template leaves out.
 
         `what` names the value in the error, such as "a prompt".
         """
         is_text = isinstance(value, str) or not value
         if not (value and value.strip() if is_text else all(map(has_text, value))):
             raise InvalidInput(where, value, f"{what} that is not empty, in {self.path}")
-        if not is_text and not all(turn["role"] for turn in value):
+        if is_text:
+            return
+        if not all(turn["role"] for turn in value):
             raise InvalidInput(where, value, f"messages that all have a role, in {self.path}")
+        for number, turn in enumerate(value):
+            if leaves_out(self.loaded, turn["role"]):
+                leaves = f"{template_name(self.loaded)} leaves out messages of this role"
+                right = f"a role that the chat template writes, such as user; {leaves}, in {self.path}"
+                raise InvalidInput(f"{where} message {number} role", turn["role"], right)
 
     def checked_rows(self, items: Sequence[int] | None, max_tokens: int, vocabulary: int | None) -> CheckedRows:
         """Return the rows of some items, by default all. Raises as `measured` and `check_measured` do."""

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any, Protocol
 
 from prefect_rlhf.engines.sampling.chats.template import ASKED, Tools, ignores_tools, written
 from prefect_rlhf.engines.sampling.chats.tokenizers import template_name, template_source
 from prefect_rlhf.errors.errors import InvalidInput, NotUsed
 from prefect_rlhf.tasks.data.formats.formatted_rows import FormattedRows
-from prefect_rlhf.tasks.data.messages import ignores_calls
+from prefect_rlhf.tasks.data.messages import ignores_key
 
 DEFAULT_TOOLS_COLUMN = "tools"
 ANOTHER_TEMPLATE = "set the model's chat_template, as in actor.chat_template: tools.jinja (prefect-rlhf init writes it)"
 """The remedy for a folder without a template, or with one that ignores tools."""
 CLOCK, STRIKE = "strftime_now", "\u23f0"  # a template's function for the time, and what stands for it in a check
+WORDS = "the words of a message"  # in a check of roles
 MARK = re.compile(r"<\|\w+\|>")  # of a turn's begin or end, in most templates
+SAID_APART = {"tool_calls": "calls", "reasoning_content": "thoughts", "thinking": "thoughts", "reasoning": "thoughts"}
+"""Keys in which messages have what an assistant says beside its text, and the word for it."""
 RESERVED = (
     *("messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"),
     *("continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
@@ -88,6 +93,20 @@ def check_tools(source: Templated, tokenizer: Any) -> None:
         raise InvalidInput(f"{source.name}.tools_column", source.tools_column, right)
 
 
+@lru_cache(maxsize=256)
+def leaves_out(tokenizer: Any, role: str) -> bool:
+    """Whether the template writes chats with a message of this role, and nothing of that message.
+
+    False if it refuses such chats: the rows' own chats are rendered later.
+    """
+    message = {"role": role, "content": WORDS}
+    shown = []
+    for chat in ([ASKED, message], [message, ASKED], [message]):
+        with suppress(Exception):  # a template is a program of the model's author
+            shown.append(WORDS in written(tokenizer, chat))
+    return bool(shown) and not any(shown)
+
+
 def unknown_marks(source: Templated) -> tuple[str, ...]:
     """Return a line about marks such as <|im_end|> that the template writes and the tokenizer does not have as tokens.
 
@@ -134,18 +153,25 @@ def _asked(tokenizer: Any, variables: Mapping[str, Any] | None = None) -> str:
 
 
 def unshown(source: Templated) -> tuple[str, ...]:
-    """Return lines about a column of tools without a template, and about calls that the template leaves out."""
+    """Return lines about a column of tools without a template, and about calls or thoughts that the template leaves
+    out.
+    """
     lines = []
     if source.tools_column in source.rows.names and not source.goes_through_template:
         lines.append(f"{source.name}: the column {source.tools_column} is not shown: the rows are not chats")
     for column in source.message_columns:
-        if "tool_calls" not in source.rows.column(column).message_keys:
-            continue
-        for item in range(len(source.rows)):
-            (chat,) = source.messages(column, [item])
-            if isinstance(chat, list) and any(turn.get("tool_calls") for turn in chat):
-                if ignores_calls(source.loaded, chat):
-                    ignored = f"{template_name(source.loaded)} does not write tool_calls"
-                    lines.append(f"{source.name}: {ignored}: the calls of row {item} are not in its tokens")
-                break
+        keys = source.rows.column(column).message_keys
+        for key, what in SAID_APART.items():
+            if key in keys and (row := _ignored(source, column, key)) is not None:
+                ignored = f"{template_name(source.loaded)} does not write {key}"
+                lines.append(f"{source.name}: {ignored}: the {what} of row {row} are not in its tokens")
     return tuple(lines)
+
+
+def _ignored(source: Templated, column: str, key: str) -> int | None:
+    """Return the first row with a key in its messages if the template leaves it out there."""
+    for item in range(len(source.rows)):
+        (chat,) = source.messages(column, [item])
+        if isinstance(chat, list) and any(turn.get(key) for turn in chat):
+            return item if ignores_key(source.loaded, chat, key) else None
+    return None

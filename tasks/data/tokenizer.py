@@ -205,14 +205,15 @@ def answered_tokens(
 
     That number is at least 1, because no model predicts the first token. In a chat the answer ends as the template ends
     it (see `answer_end`), and its text never becomes a control token. With `end`, other answers end with the
-    tokenizer's end-of-sequence token or `eos_token`.
+    tokenizer's end-of-sequence token or `eos_token`, once.
     """
     before = prompt_tokens(tokenizer, prompt, chat_template, None, tools, variables)
     length = max(len(before), 1)
     if not _is_chat(prompt, chat_template):
         after = list(tokenizer(answer, add_special_tokens=not before)["input_ids"])
         last = answer_end(tokenizer, eos_token).token if eos_token else tokenizer.eos_token_id
-        return before + after + ([last] if end else []), length
+        is_ended = bool(after) and after[-1] == last  # a text that its author rendered
+        return before + after + ([last] if end and not is_ended else []), length
     control, answers_end = control_tokens(tokenizer), answer_end(tokenizer, eos_token)
     guarded = control.guard([{"role": "assistant", "content": answer}])
     text = str((guarded.marked_messages or guarded.messages)[0]["content"])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed
-from prefect_rlhf.tasks.data.formats.format import ANSWER, ASKED, LABEL, TOOLS, Format, Kind, Shape
+from prefect_rlhf.tasks.data.formats.format import ANSWER, ASKED, LABEL, SYSTEM, TOOLS, Format, Kind, Shape
 from prefect_rlhf.tasks.data.formats.found import Found
 from prefect_rlhf.tasks.data.formats.table import FORMATS
 from prefect_rlhf.tasks.data.formats.turns import are_turns
@@ -104,6 +104,14 @@ def _stated_format(rows: StoredRows, wanted: Wanted, form: str) -> Found:
     return _one(rows, found)
 
 
+def form_with_system(rows: StoredRows, wanted: Wanted) -> str | None:
+    """Return the form that would read a file's column of system prompts, if it has one and is read without it."""
+    if find_format(rows, wanted).format is not None:
+        return None
+    fitting = (one for format in wanted.formats for one in _fits(rows, format, wanted))
+    return next((one.form for one in fitting if SYSTEM in one.columns), None)
+
+
 def needs(format: Format, kind: Kind) -> str:
     """Return the columns that a format needs, as text."""
     return " and ".join(" or ".join(part.names) for part in format.needs(kind).values())
@@ -115,7 +123,7 @@ def _fits(rows: StoredRows, format: Format, wanted: Wanted) -> list[Found]:
     choices = [_columns(rows, part.names, part.holds) for part in parts.values()]
     others = {name: _columns(rows, part.names, part.holds) for name, part in format.others.items()}
     further = {name: columns[0] for name, columns in others.items() if columns}
-    if format.tools is not None and wanted.tools_column in rows.names:
+    if format.reads_tools and wanted.tools_column in rows.names:
         further[TOOLS] = str(wanted.tools_column)
     fitting = []
     for chosen in product(*choices):

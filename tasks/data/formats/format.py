@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from prefect_rlhf.tasks.data.formats.row import FileRow, Prompt
 
@@ -41,7 +41,8 @@ class Format:
     others: Mapping[str, Part] = field(default_factory=dict)
     """Parts that a file may lack."""
     is_chat: bool = True
-    tools: Callable[[FileRow], Any] | None = None
+    reads_tools: bool = False
+    """Whether a column of tools belongs to it."""
 
     def needs(self, kind: Kind) -> Mapping[str, Part]:
         """Return the parts that a file must have for a kind of dataset."""

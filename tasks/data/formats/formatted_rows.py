@@ -9,7 +9,7 @@ from typing import Any
 
 from prefect_rlhf.engines.rows import ColumnKind
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.tasks.data.formats.find import Wanted, find_format
+from prefect_rlhf.tasks.data.formats.find import Wanted, find_format, form_with_system
 from prefect_rlhf.tasks.data.formats.format import ASKED
 from prefect_rlhf.tasks.data.formats.found import Found, Made
 from prefect_rlhf.tasks.data.formats.row import FileRow
@@ -17,7 +17,12 @@ from prefect_rlhf.tasks.data.formats.turns import CALLERS, are_turns, messages_o
 from prefect_rlhf.tasks.data.stored.columns import Column
 from prefect_rlhf.tasks.data.stored.stored_rows import StoredRows
 
-UNREAD = ("system", "system_prompt", "history", "image", "images", "video", "videos", "audio", "audios")
+VARIABLES = "chat_template_kwargs"
+"""TRL's column of variables for the chat template; prompts do not have it, in TRL either."""
+UNREAD = (
+    *("system", "system_prompt", "history", "context", "passage", "choices", "options", "margin"),
+    *("image", "images", "video", "videos", "audio", "audios"),
+)
 """Columns of other libraries that would change a row: the log says that they are not read."""
 
 
@@ -124,6 +129,9 @@ class FormattedRows:
             turns = f": {len(first)} turns in row 0" if isinstance(first, list) else ""
         if found.form == "pairs" and len(found.columns) == 2 and "prompt_column" not in self.wanted.stated:
             turns = "; the prompt is what both answers begin with"
-        unread = [name for name in UNREAD if name in self.names and name not in found.columns.values()]
+        others = (*UNREAD, VARIABLES) if self.wanted.kind == "prompts" else UNREAD
+        unread = [name for name in others if name in self.names and name not in found.columns.values()]
         not_read = f"; {' and '.join(unread)} {'is' if len(unread) == 1 else 'are'} not read" if unread else ""
+        if unread and (form := form_with_system(self.stored, self.wanted)) is not None:
+            not_read += f" (with form: {form}, the system prompt is)"
         return f"{self.field}: {self.stored.path} is read as {found.described}{turns}{self.stored.remark}{not_read}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from prefect_rlhf.tasks.data.formats.format import ANSWER, ASKED, LABEL, OWN_TITLES, SYSTEM, TOOLS, Format, Kind
+from prefect_rlhf.tasks.data.formats.format import ANSWER, ASKED, LABEL, OWN_TITLES, SYSTEM, Format, Kind
 from prefect_rlhf.tasks.data.formats.row import FileRow, Prompt
 
 
@@ -63,8 +63,6 @@ class Found:
         made = dict(self._of_kind(whole, (*asked, ANSWER)))
         if self.kind == "answers":
             made["label"] = Made((LABEL,), lambda row: row.values[LABEL], False, is_as_stored=True)
-        if TOOLS in self.columns and self.format.tools is not None:
-            made[self.columns[TOOLS]] = Made((TOOLS,), self.format.tools, False, is_as_stored=True)
         return made
 
     def _of_kind(self, whole: Made, all_parts: tuple[str, ...]) -> Mapping[str, Made]:

@@ -13,7 +13,8 @@ from prefect_rlhf.tasks.data.formats.turns import messages_of
 def _asked(row: FileRow) -> Prompt:
     value, system = row.values[ASKED], row.system_turn()
     if isinstance(value, list):
-        return [*system, *messages_of(value, row.place(ASKED), row.path)]
+        messages = messages_of(value, row.place(ASKED), row.path)
+        return messages if messages[0]["role"] == SYSTEM else [*system, *messages]
     text = row.text(ASKED)
     return [*system, {"role": "user", "content": text}] if SYSTEM in row.columns else text
 

@@ -7,6 +7,7 @@ tools, then an answer, and so on. Turns with a role are messages already, and th
 
 from __future__ import annotations
 
+from ast import literal_eval
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -41,6 +42,24 @@ def are_turns(keys: Collection[str]) -> bool:
     (True, True, False)
     """
     return bool({"from", "role"} & set(keys)) and bool({"value", "content"} & set(keys))
+
+
+def spells_turns(text: str) -> bool:
+    """Whether a text is a conversation in JSON, or as Python prints it: spreadsheets and databases have such columns.
+
+    >>> spells_turns('[{"role": "user", "content": "Hi"}]'), spells_turns('[{"role": "admin", "content": 1}]')
+    (True, False)
+    """
+    if not text.lstrip().startswith("["):
+        return False
+    try:
+        turns = decoded(text) if isinstance(decoded(text), list) else literal_eval(text.strip())
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return bool(turns) and all(
+        isinstance(turn, Mapping) and are_turns(turn) and turn.get("from", turn.get("role")) in SPEAKERS
+        for turn in turns
+    )
 
 
 def messages_of(turns: Any, where: str, path: str, is_whole: bool = False) -> list[ChatMessage]:

@@ -26,7 +26,7 @@ def read_parquet(field: str, files: Sequence[str], root: str | None) -> tuple[in
     is_named = root or Path(place).suffix == ".parquet"
     right = "Parquet that can be read" if is_named else f"Parquet that can be read, or a name with {ENDINGS}"
     with refusing(UNREADABLE, at, place, right, most=80):
-        schemas = [pq.read_schema(file) for file in files]
+        schemas = [pq.read_schema(file, arrow_extensions_enabled=False) for file in files]  # as a dataset reads them
         _check_names(at, [(file, schema.names) for file, schema in zip(files, schemas, strict=True)])
         partitioning = pds.HivePartitioning.discover(infer_dictionary=True) if root else None
         dataset = pds.dataset(root or list(files), format="parquet", partitioning=partitioning)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +14,9 @@ import pyarrow.compute as pc
 from prefect_rlhf.engines.rows import ColumnKind
 from prefect_rlhf.errors.errors import refusing
 from prefect_rlhf.files.foreign_file import parse_json
+
+MAY_BE_NULL = ("default", "const")
+"""Keys of a JSON schema whose value may be null. Under any other key a null is only a filled gap."""
 
 
 class Column(Protocol):
@@ -31,7 +34,7 @@ class Column(Protocol):
 
     @property
     def message_keys(self) -> frozenset[str]:
-        """The keys of the messages, if the values are chats."""
+        """The keys that have a value in some message, if the values are chats."""
         ...
 
     @property
@@ -81,8 +84,10 @@ class ArrowColumn:
 
     @cached_property
     def values(self) -> Any:
-        """The data as a pyarrow.ChunkedArray."""
-        return self.load()
+        """The data as a pyarrow.ChunkedArray; Python has no nanoseconds, so times have microseconds."""
+        values = self.load()
+        type_ = _in_microseconds(values.type)
+        return values if type_ == values.type else values.cast(type_, safe=False)
 
     @property
     def kind(self) -> ColumnKind:
@@ -99,8 +104,10 @@ class ArrowColumn:
 
     @property
     def message_keys(self) -> frozenset[str]:
-        """The fields of a message."""
-        return frozenset(field.name for field in self.type.value_type) if self.holds_messages else frozenset()
+        """The fields of messages that are not all null or empty. Arrow looks, because there may be millions of rows."""
+        turns = pc.list_flatten(self.values) if self.holds_messages else None
+        fields = () if turns is None else self.type.value_type
+        return frozenset(each.name for each in fields if _has_value(pc.struct_field(turns, each.name)))
 
     @property
     def turn_keys(self) -> frozenset[str]:
@@ -137,10 +144,12 @@ class ArrowColumn:
 
     def read(self, rows: Sequence[int]) -> list[Any]:
         """Return the values of rows. Neighbours are read together; others one by one, since `take` merges chunks."""
-        if isinstance(rows, range) and rows.step == 1:
-            values = self.values.slice(rows.start, len(rows)).to_pylist(maps_as_pydicts="lossy")
-        else:
-            values = [self.values[row].as_py(maps_as_pydicts="lossy") for row in rows]
+        stored = self.values
+        with refusing((ValueError, OverflowError), "a column", self.described, "values that Python has", most=80):
+            if isinstance(rows, range) and rows.step == 1:
+                values = stored.slice(rows.start, len(rows)).to_pylist(maps_as_pydicts="lossy")
+            else:
+                values = [stored[row].as_py(maps_as_pydicts="lossy") for row in rows]
         return [_from_json(self.type, value) for value in values] if "json" in str(self.type) else values
 
     def rows_with(self, text: str) -> Sequence[int]:
@@ -173,9 +182,10 @@ class PlainColumn:
 
     @cached_property
     def message_keys(self) -> frozenset[str]:
-        """The keys of all messages."""
+        """The keys of all messages, without those that are always null or empty."""
         chats = self.values if self.holds_messages else ()
-        return frozenset(key for chat in chats if chat is not None for turn in chat for key in turn)
+        turns = (turn for chat in chats if chat is not None for turn in chat)
+        return frozenset(key for turn in turns for key, value in turn.items() if value is not None and value != [])
 
     @cached_property
     def turn_keys(self) -> frozenset[str]:
@@ -191,10 +201,12 @@ class PlainColumn:
         named = (turn.get("from") for turn in turns if isinstance(turn, Mapping))
         return frozenset(name for name in named if isinstance(name, str))
 
-    @property
+    @cached_property
     def has_all_keys(self) -> bool:
-        """False, because each object has only the keys that it was written with."""
-        return False
+        """Whether all objects at the same place have the same keys, some of them None: Arrow wrote these lines, as
+        `to_json` of `datasets` does. Otherwise each object has only its author's keys.
+        """
+        return _has_gap(self.values) and _have_same_keys(self.values)
 
     @property
     def described(self) -> str:
@@ -247,7 +259,58 @@ def _is_content(type_: Any) -> bool:
 
 
 def _is_list(type_: Any) -> bool:
-    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
+    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
+
+
+def _has_value(values: Any) -> bool:
+    """Whether a ChunkedArray has a value that is neither null nor an empty list."""
+    has_value = pc.greater(pc.list_value_length(values), 0) if _is_list(values.type) else values.is_valid()
+    return bool(pc.any(has_value).as_py())
+
+
+def _in_microseconds(type_: Any) -> Any:
+    """Return a type with microseconds in place of nanoseconds, also inside lists and structs.
+
+    >>> _in_microseconds(pa.list_(pa.timestamp("ns")))
+    ListType(list<item: timestamp[us]>)
+    """
+    if pa.types.is_timestamp(type_) and type_.unit == "ns":
+        return pa.timestamp("us", type_.tz)
+    if pa.types.is_duration(type_) and type_.unit == "ns":
+        return pa.duration("us")
+    if pa.types.is_time64(type_) and type_.unit == "ns":
+        return pa.time64("us")
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        make = pa.list_ if pa.types.is_list(type_) else pa.large_list
+        return make(type_.value_field.with_type(_in_microseconds(type_.value_type)))
+    if pa.types.is_fixed_size_list(type_):
+        return pa.list_(type_.value_field.with_type(_in_microseconds(type_.value_type)), type_.list_size)
+    if pa.types.is_struct(type_):
+        return pa.struct([each.with_type(_in_microseconds(each.type)) for each in type_])
+    return type_
+
+
+def _have_same_keys(values: Sequence[Any]) -> bool:
+    """Whether all objects have the same keys, and so have the objects inside them that are at the same place."""
+    objects = [value for value in values if isinstance(value, Mapping)]
+    inside = [each for value in values if isinstance(value, list) for each in value]
+    keys = objects[0].keys() if objects else ()
+    if any(each.keys() != keys for each in objects):
+        return False
+    return (not inside or _have_same_keys(inside)) and all(
+        _have_same_keys([each[key] for each in objects]) for key in keys
+    )
+
+
+def _has_gap(values: Iterable[Any]) -> bool:
+    """Whether a key inside some value is None, except for those that a JSON schema may set to null."""
+    return any(
+        _has_gap(value)
+        if isinstance(value, list)
+        else any(each is None and key not in MAY_BE_NULL for key, each in value.items()) or _has_gap(value.values())
+        for value in values
+        if isinstance(value, list | Mapping)
+    )
 
 
 def _is_chat(value: Any) -> bool:

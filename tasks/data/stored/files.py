@@ -11,6 +11,7 @@ from prefect_rlhf.files.foreign_file import read_json, refuse_pointer, require_r
 from prefect_rlhf.files.path_text import checked_path
 from prefect_rlhf.files.storage.inputs import dataset_on_hub, dataset_path
 from prefect_rlhf.tasks.data.stored.compressed import uncompressed
+from prefect_rlhf.tasks.data.stored.split_files import of_split
 
 StoredAs = Literal["parquet", "json", "delimited", "saved"]
 FORMATS: Mapping[str, StoredAs] = {
@@ -26,7 +27,7 @@ PLACES = "an existing file of Parquet, JSON or CSV, a folder of such files or of
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Files of one format, in the order of their rows. `split` is their split if folders are splits."""
+    """Files of one format, in the order of their rows. `split` is their split if folders or names are splits."""
 
     format: StoredAs
     files: tuple[str, ...]
@@ -85,6 +86,8 @@ def _in_folder(field: str, folder: Path, split: str) -> Files:
         raise InvalidInput(f"{field}.path", str(folder), "a folder with files of Parquet, JSON or CSV")
     formats = {FORMATS.get(uncompressed(file).suffix) for file in files}
     only = formats.pop() if len(formats) == 1 else None
+    if only is not None and (some := of_split(field, files, folder, split)) is not None:
+        return Files(only, some, split=split)
     if only is not None and only != "parquet":
         return Files(only, tuple(map(str, files)))
     other = next((file for file in files if file.suffix != ".parquet"), None)

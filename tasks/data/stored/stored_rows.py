@@ -1,8 +1,8 @@
 """Columns of a dataset's split in any storage format, read once and checked before the run uses any resource."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,12 +21,14 @@ DEFAULT_SPLIT_COLUMN, DEFAULT_SPLIT = "split", "train"
 class Table:
     """All stored rows: their number, and the columns in the order of their first occurrence.
 
-    `key` is the key of the list of rows, if a file is an object with such a list.
+    `key` is the key of the list of rows, if a file is an object with such a list. `split` is the rows' split, if the
+    names of folders or files say it.
     """
 
     num_rows: int
     columns: Mapping[str, Column]
     key: str = ""
+    split: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,10 @@ class StoredRows:
 
     @property
     def remark(self) -> str:
-        """Part of a log line: the key of the list that has the rows; empty without such a key."""
-        key = self._opened[0].key
-        return f"; the rows are the list {key!r} of the file" if key else ""
+        """Part of a log line: the key of the list that has the rows, and the split that names say; else empty."""
+        table, _ = self._opened
+        of_key = f"; the rows are the list {table.key!r} of the file" if table.key else ""
+        return of_key + (f"; only its split {table.split}" if table.split else "")
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -74,14 +77,13 @@ class StoredRows:
 
     def _find(self, path: str, field: str) -> Column:
         columns = self._opened[0].columns
-        if path in columns:
-            return columns[path]
-        name, *parts = path.split(".")
-        if name not in columns:
+        name = _first_name(path, columns)
+        if name is None:
             raise InvalidInput(field, path, f"a column of {self.path}; it has {', '.join(columns)}")
         column = columns[name]
-        for part in parts:
-            if part not in column.fields:
+        while name != path:
+            part = _first_name(path[len(name) + 1 :], column.fields)
+            if part is None:
                 has = f"it has {', '.join(column.fields)}" if column.fields else f"it is {column.described}"
                 raise InvalidInput(field, path, f"a field of {name!r} in {self.path}; {has}")
             column, name = column.field(part), f"{name}.{part}"
@@ -114,16 +116,18 @@ class StoredRows:
             return generated, None
         found = find_files(self.field, self.path, self.split)
         if found.format == "json":
-            return Table(*read_json(self.field, found.files)), self.split_column
-        if found.format == "delimited":
-            return Table(*read_delimited(self.field, found.files)), self.split_column
-        if found.format == "parquet":
-            return Table(*read_parquet(self.field, found.files, found.folder)), self.split_column
-        table = Table(*read_saved(self.field, found.files))
+            table = Table(*read_json(self.field, found.files))
+        elif found.format == "delimited":
+            table = Table(*read_delimited(self.field, found.files))
+        elif found.format == "parquet":
+            table = Table(*read_parquet(self.field, found.files, found.folder))
+        else:
+            table = Table(*read_saved(self.field, found.files))
         if found.split is None:
             return table, self.split_column
-        self._check_no_split_column(f"the folders of {self.path} are its splits")
-        return table, None
+        named = "folders" if found.format == "saved" else "files' names"
+        self._check_no_split_column(f"the {named} of {self.path} are its splits")
+        return replace(table, split=found.split), None
 
     def _check_no_split_column(self, why: str) -> None:
         """Raise InvalidInput for a named split column if the source cannot have such a column."""
@@ -142,3 +146,9 @@ class StoredRows:
             names = ", ".join(sorted({str(split) for split in splits.read(range(table.num_rows))})[:8])
             raise InvalidInput(f"{self.field}.split", self.split, f"a split of {self.path}: {names}")
         return rows
+
+
+def _first_name(path: str, names: Iterable[str]) -> str | None:
+    """Return the name that a path such as `reward_model.ground_truth` begins with; a name may have dots of its own."""
+    fitting = (name for name in names if path == name or path.startswith(f"{name}."))
+    return max(fitting, key=len, default=None)

@@ -63,6 +63,17 @@ FORMS = {
         "the best",
     ),
     "text": ({"text": "it is a film"}, "<s> it is a film </s>", "it is a film </s>"),
+    "text with its end": ({"text": "it is a film </s>"}, "<s> it is a film </s>", "it is a film </s>"),
+    "completion with its end": ({"prompt": "it is", "completion": "a </s>"}, "<s> it is a </s>", "a </s>"),
+    **{
+        f"{key}: {value}": (
+            {"messages": [TWO_TURNS[0], {**TWO_TURNS[1], key: value}, *TWO_TURNS[2:]]},
+            "user what is it assistant a film user is it good assistant the best",
+            trained,
+        )
+        for key, no, yes in (("train", False, True), ("weight", 0.0, 1.0), ("loss", False, True))
+        for value, trained in ((no, "the best"), (yes, "a film the best"))
+    },
 }
 
 

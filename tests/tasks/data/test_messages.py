@@ -104,11 +104,30 @@ def test_calls_that_the_template_leaves_out_are_logged(tmp_path):
     assert line.endswith("does not write tool_calls: the calls of row 1 are not in its tokens")
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "thinking"])
+@pytest.mark.parametrize("form", ["json lines", "parquet"])
+def test_thoughts_that_the_template_leaves_out_are_logged(tmp_path, key, form):
+    """`HuggingFaceH4/Multilingual-Thinking` has them apart from the text."""
+    template = "{% for m in messages %}{{ m.role }}:{{ m.reasoning_content }}{{ m.content }}|{% endfor %}"
+    folder = of_bytes(tmp_path / "model", template)
+    rows = [[ask("1"), {**say("2"), key: thought}] for thought in (None, "hm")]
+    path = (
+        json_lines(tmp_path / "c.jsonl", *({"messages": row} for row in rows))
+        if form == "json lines"
+        else parquet(tmp_path / "c.parquet", messages=rows)
+    )
+    lines = ChatDataset("chats", path, folder, split_column=None).warnings()
+    says = f"does not write {key}: the thoughts of row 1 are not in its tokens"
+    assert [line.endswith(says) for line in lines] == ([] if key == "reasoning_content" else [True])
+
+
 TOOLS = {
     "objects": [TOOL],
     "text": json.dumps([TOOL]),
     "texts": [json.dumps(TOOL)],
     "an object": TOOL,
+    "functions alone": [TOOL["function"]],
+    "functions as texts": [json.dumps(TOOL["function"])],
 }
 
 
@@ -224,6 +243,93 @@ def test_a_null_written_in_json_is_kept(tmp_path, strict):
     chat = [ask("1"), call({"a": None}, content="")]
     source = ChatDataset("chats", json_lines(tmp_path / "c.jsonl", {"messages": chat}), strict, split_column=None)
     assert text_of(source) == 'user:1|assistant:add {"a": null}|'
+
+
+SAVE = {"type": "function", "function": {"name": "save", "parameters": {"properties": {"content": {"type": "string"}}}}}
+
+
+def arrows(rows):
+    """Rows as Arrow gives them, and so as `to_json` of `datasets` writes them: each object has all keys."""
+    return pa.Table.from_pylist(rows).to_pylist()
+
+
+@pytest.mark.parametrize("form", ["json lines", "parquet"])
+def test_an_argument_named_content_is_not_given_to_other_tools(tmp_path, qwen, form):
+    """Arrow fills in a null for it in every call and schema. The tokens are those of the chat as it was written."""
+    function = {"name": "save", "arguments": {"content": "x"}}
+    saved = {"role": "assistant", "content": "", "tool_calls": [{"id": "2", "type": "function", "function": function}]}
+    chat = [ask("1"), call({"a": 1}, content=""), {"role": "tool", "content": "2"}, saved]
+    rows = arrows([{"messages": chat, "tools": [TOOL, SAVE]}])
+    assert rows[0]["tools"][0]["function"]["parameters"]["properties"]["content"] is None
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    path = (
+        json_lines(tmp_path / "c.jsonl", *rows) if form == "json lines" else parquet(tmp_path / "c.parquet", **columns)
+    )
+    source = ChatDataset("chats", path, qwen, split_column=None)
+    source.check(max_tokens=4096)
+    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    assert tokenizer.apply_chat_template(chat, tools=[TOOL, SAVE], tokenize=False) == text_of(source) + "\n"
+
+
+def test_a_schemas_default_may_be_null_in_json(tmp_path, qwen):
+    """And no other key: a null elsewhere is a gap that some library filled in."""
+    chat, shown = [ask("1"), say("2")], '{"properties": {"a": {"type": "integer", "default": null}}}'
+    for others in ({}, {"enum": None}):
+        parameters = {"properties": {"a": {"type": "integer", **others, "default": None}}}
+        tools = [{"type": "function", "function": {"name": "add", "parameters": parameters}}]
+        rows = {"messages": chat, "tools": tools}, {"messages": chat, "tools": [SAVE] if others else []}
+        source = ChatDataset("chats", json_lines(tmp_path / "c.jsonl", *rows), qwen, split_column=None)
+        assert shown in text_of(source), others
+
+
+def test_a_system_turn_may_be_empty(tmp_path, qwen):
+    """`nvidia/Nemotron-Post-Training-Dataset-v1` has such a turn in each chat, and no calls."""
+    turns = [{"role": "system", "content": ""}, ask("1"), say("2")]
+    path = parquet(tmp_path / "c.parquet", messages=[[{**turn, "tool_calls": []} for turn in turns]])
+    source = ChatDataset("chats", path, qwen, split_column=None)
+    source.check(max_tokens=4096)
+    whole = AutoTokenizer.from_pretrained(qwen).apply_chat_template(turns, tokenize=False)
+    assert whole == text_of(source) + "\n"
+    assert whole.startswith("<|im_start|>system\n<|im_end|>")
+    assert source.warnings() == ()
+    assert source.rows.column("messages").message_keys == {"role", "content"}
+
+
+@pytest.mark.parametrize("kind", ["chats", "pairs", "rated"])
+def test_a_rows_own_variables_reach_the_template(tmp_path, kind):
+    """TRL's column `chat_template_kwargs`, as `HuggingFaceTB/smoltalk2` has it; they win over the setting."""
+    parameter, row, key = ROWS[kind]
+    template = "{% if thoughts %}{{ thoughts }} {% endif %}" + STRICT.replace("{% if thoughts %}hm{% endif %}", "")
+    folder = of_bytes(tmp_path / "model", template)
+    rows = [
+        row | {"chat_template_kwargs": {"thoughts": "own", "python_tools": None}},
+        row | {"chat_template_kwargs": None} | ({"label": False} if "label" in row else {}),
+    ]
+    columns = {name: [each[name] for each in rows] for name in rows[0]}
+    for path in (json_lines(tmp_path / "d.jsonl", *rows), parquet(tmp_path / "d.parquet", **columns)):
+        value = parameter(path=path, split_column=None, chat_template_kwargs={"thoughts": "all"})
+        source = open_source(kind, value, folder)
+        source.check(4096)
+        texts = [text_of(source, key, number) for number in range(len(source))]
+        assert [text.split()[0] for text in texts] == ["own", "own", "all", "all"][:: 4 // len(texts)]
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [("hm", "got 'hm', expected an object of the chat template's variables"), ({"tools": []}, "got 'tools', expected")],
+)
+def test_a_rows_wrong_variables_are_refused(tmp_path, strict, value, says):
+    row = {"messages": [ask("1"), say("2")], "chat_template_kwargs": value}
+    source = ChatDataset("chats", json_lines(tmp_path / "d.jsonl", row), strict, split_column=None)
+    with pytest.raises(InvalidInput, match=f"^chats row 0 chat_template_kwargs: {says}"):
+        source.check(4096)
+
+
+def test_prompts_say_that_they_do_not_have_a_rows_own_variables(tmp_path, strict):
+    """Neither have TRL's: a play's later turns would need them."""
+    path = json_lines(tmp_path / "p.jsonl", {"prompt": [ask("1")], "chat_template_kwargs": {"thoughts": True}})
+    source = PromptDataset("prompts", path, strict, split_column=None)
+    assert source.rows.remark.endswith("; chat_template_kwargs is not read")
 
 
 def test_a_pairs_answers_may_be_tool_calls(tmp_path, strict):

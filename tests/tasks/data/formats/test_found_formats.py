@@ -173,6 +173,24 @@ LEARNT = {
         None,
         "question and answer (question, response, system_prompt)",
     ),
+    "Llama-Nemotron-Post-Training-Dataset": (
+        {"input": CHAT[:1], "output": "Hello", "system_prompt": "Think."},
+        [system("Think."), *CHAT[:2]],
+        None,
+        "question and answer (input, output, system_prompt): 1 turns in row 0",
+    ),
+    "a system message takes the place of a question's column": (
+        {"input": [system("Be kind."), *CHAT[:1]], "output": "Hello", "system_prompt": "Think."},
+        [system("Be kind."), *CHAT[:2]],
+        None,
+        "question and answer (input, output, system_prompt): 2 turns in row 0",
+    ),
+    "When2Call": (
+        {"tools": [json.dumps(FUNCTION)], "messages": CHAT[:2]},
+        CHAT[:2],
+        [SCHEMA],
+        "messages (messages)",
+    ),
     "OpenAI": ({"messages": [*CHAT, CHAT_END]}, [*CHAT, CHAT_END], None, "messages (messages)"),
     "turns under messages": ({"messages": TURNS}, [*CHAT, CHAT_END], None, "messages (messages)"),
     "ultrachat_200k": (

@@ -282,14 +282,19 @@ OTHER_ROWS = {
         [ALPACA, {**ALPACA, "output": None}],
         "chats row 1 output: got None, expected text that is not empty, in FILE",
     ),
-    "an answer that is not to be learnt": (
-        [turns(human("Hi"), {**gpt("Hello"), "weight": 0})],
-        "chats row 0 messages message 1 weight: got 0, expected no such key: every answer of a chat is learnt, in FILE",
+    "an answer that is half learnt": (
+        [turns(human("Hi"), {**gpt("Hello"), "weight": 0.5})],
+        "chats row 0 messages message 1 weight: got 0.5, expected true or false, or 1 or 0, in FILE",
     ),
-    "an answer that axolotl leaves out": (
+    "no answer that is learnt": (
         [{"messages": [ask("Hi"), {**say("Hello"), "train": False}]}],
-        "chats row 0 messages message 1 train: got False, expected no such key: every answer of a chat is"
-        " learnt, in FILE",
+        "chats row 0 messages: got 'nothing to learn', expected a message of the assistant, or two tokens of"
+        " text, in FILE",
+    ),
+    "a role that the template leaves out": (
+        [{"messages": [ask("Hi"), {"role": "function", "content": "7"}, say("Hello")]}],
+        "chats row 0 messages message 1 role: got 'function', expected a role that the chat template writes, such as"
+        " user; the chat template of MODEL leaves out messages of this role, in FILE",
     ),
     "half a history": (
         [{**ALPACA, "history": [["Hi"]]}],
@@ -308,7 +313,25 @@ def test_a_row_of_another_format_or_order_is_refused_with_its_number(tmp_path, q
         return
     with pytest.raises(InvalidInput) as refused:
         source.check(max_tokens=4096)
-    assert str(refused.value) == says.replace("FILE", path)
+    assert str(refused.value) == says.replace("FILE", path).replace("MODEL", qwen)
+
+
+@pytest.mark.parametrize("write", [json.dumps, str], ids=["json", "python"])
+def test_a_column_with_the_text_of_messages_is_refused(stored, qwen, write):
+    """As a spreadsheet or a database has them. An answer may be such a list of other objects."""
+    text = write([ask("Hi")])
+    rows = {
+        "prompt": (Prompts, {"prompt": text}),
+        "chosen": (Preferences, {"prompt": "Hi", "chosen": text, "rejected": "no"}),
+        "completion": (Chats, {"prompt": "Hi", "completion": text}),
+    }
+    for column, (kind, row) in rows.items():
+        path = stored(row, name=column)
+        with pytest.raises(InvalidInput, match=rf"^data row 0 {column}: got .*, expected messages, not their text"):
+            open_source("data", kind(path=path, split_column=None), qwen).check(max_tokens=4096)
+    others = write([{"role": "admin", "content": 1}])
+    path = stored({"prompt": "Hi", "completion": others}, name="others")
+    open_source("data", Chats(path=path, split_column=None), qwen).check(max_tokens=4096)
 
 
 def test_a_prompt_that_ends_with_an_answer_is_refused_or_stripped(stored, qwen):
@@ -353,6 +376,16 @@ def test_unread_columns_are_logged(tmp_path, qwen, kind):
     path = json_lines(tmp_path / "c.json", row)
     source = open_source("data", KINDS[kind](path=path, split_column=None), qwen)
     assert source.rows.remark.endswith("; images is not read")
+
+
+def test_a_form_that_reads_the_system_prompt_is_logged(tmp_path, qwen):
+    """`jondurbin/truthy-dpo-v0.1` has one beside a `prompt`, which is plain text in our own columns."""
+    row = {"system": "Be short.", "prompt": "Who?", "chosen": "Ann.", "rejected": "Bob."}
+    path = json_lines(tmp_path / "p.jsonl", row)
+    remark = open_source("pairs", Preferences(path=path, split_column=None), qwen).rows.remark
+    assert remark.endswith("; system is not read (with form: question, the system prompt is)")
+    named = open_source("pairs", Preferences(path=path, split_column=None, form="question"), qwen)
+    assert named.rows.remark.endswith("question and answer (prompt, chosen, rejected, system)")
 
 
 def test_the_key_of_a_files_list_is_logged(tmp_path, qwen):

@@ -1,8 +1,10 @@
 """Columns of a dataset by row number, as rewards get them: every one, under its name or one that a person gives."""
 
 import pickle
+from datetime import datetime, timedelta
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from prefect_rlhf.blocks.dataset import Preferences, Prompts, read_as
@@ -68,6 +70,51 @@ def test_a_field_of_a_struct_gets_a_name(tmp_path, tokenizer):
         assert source.column_kinds["ground_truth"] == "text"
         assert source.read_column("ground_truth", [1, 0]) == ["z", "x"]
         assert source.read_column("label", [0]) == source.read_column("answer", [0]) == ["7"]
+
+
+def test_a_fields_name_may_have_dots(tmp_path, tokenizer):
+    """`Skywork/Skywork-OR1-RL-Data` names fields after models."""
+    info = {"difficulty": {"R1-Distill-Qwen-1.5B": 7, "R1": {"5B": 8}}, "difficulty.R1": 9}
+    row = {"prompt": "a film", "extra_info": info}
+    names = {"a": "extra_info.difficulty.R1-Distill-Qwen-1.5B", "b": "extra_info.difficulty.R1.5B"}
+    path = parquet(tmp_path / "p.parquet", **{name: [value] for name, value in row.items()})
+    source = open_source("prompts", Prompts(path=path, split_column=None, columns={"a": names["a"]}), tokenizer)
+    assert source.read_column("a", [0]) == [7]
+    with pytest.raises(
+        InvalidInput, match=r"^prompts.columns.b: .*, expected a field of 'extra_info.difficulty.R1' in"
+    ):
+        open_source("prompts", Prompts(path=path, split_column=None, columns=names), tokenizer).check(9)
+
+
+def test_times_have_microseconds(tmp_path, tokenizer):
+    """pandas writes nanoseconds, which Python's times do not have; rewards get no type of pandas."""
+    moment, day = 1_704_067_200_123_456_789, datetime(2024, 1, 1, 0, 0, 0, 123456)
+    times = pa.array([moment], pa.timestamp("ns"))
+    inside = pa.array([[{"t": moment, "d": 1789}]], pa.list_(pa.struct({"t": times.type, "d": pa.duration("ns")})))
+    path = parquet(tmp_path / "p.parquet", prompt=["a film"], t=times, inside=inside)
+    source = PromptDataset("prompts", path, tokenizer, split_column=None)
+    assert source.read_column("t", [0]) == source.read_column("t", range(1)) == [day]
+    assert source.read_column("inside", [0]) == [[{"t": day, "d": timedelta(microseconds=1)}]]
+
+
+def test_a_value_that_python_lacks_is_refused_in_one_line(tmp_path, tokenizer):
+    far = pa.array([2**62], pa.timestamp("us"))
+    source = PromptDataset(
+        "prompts", parquet(tmp_path / "p.parquet", prompt=["a"], t=far), tokenizer, split_column=None
+    )
+    with pytest.raises(InvalidInput, match=r"^a column: got 'timestamp\[us\]', expected values that Python has"):
+        source.read_column("t", [0])
+
+
+def test_columns_of_other_writers_do_not_make_a_file_unreadable(tmp_path, tokenizer):
+    """Parquet's own types of identifiers and JSON, as DuckDB writes them, without Arrow's schema beside them."""
+    table = pa.table(
+        {"prompt": ["a film"], "id": pa.array([bytes(16)], pa.uuid()), "info": pa.array(['{"a": 1}'], pa.json_())}
+    )
+    pq.write_table(table, tmp_path / "p.parquet", store_schema=False)
+    source = PromptDataset("prompts", str(tmp_path / "p.parquet"), tokenizer, split_column=None)
+    source.check(max_tokens=5)
+    assert source.read_column("info", [0]) == ['{"a": 1}']
 
 
 def test_a_pairs_two_rows_have_its_columns(tmp_path, tokenizer):

@@ -1,0 +1,56 @@
+"""Which split a file's name says, as Hugging Face's `datasets` reads it: data/test-00000-of-00001.parquet is of `test`.
+
+A folder of train and test files is never read as one.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+
+from prefect_rlhf.errors.errors import InvalidInput
+
+SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?")
+WORDS: Mapping[str, str] = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+"""The split for each word in a name."""
+
+
+def split_of(file: PurePath) -> str | None:
+    """Return the split that a file's path below its folder says; None if it says none.
+
+    >>> [split_of(PurePath(file)) for file in ("data/train_sft-00000-of-00002.parquet", "main/test/0000.parquet")]
+    ['train_sft', 'test']
+    >>> [split_of(PurePath(file)) for file in ("gsm8k_dev.jsonl.gz", "latest.jsonl", "split=test/0.parquet")]
+    ['validation', None, None]
+    """
+    stem, *_ = file.name.split(".")
+    if any("=" in part for part in file.parts):  # its folders are columns
+        return None
+    if shard := SHARD.fullmatch(stem):
+        return shard[1]
+    if stem.isdigit() and file.parent.name:  # as the Hub names the Parquet files of its own
+        return file.parent.name
+    parts = (stem, *reversed(file.parent.parts))
+    return next((WORDS[word] for part in parts for word in re.split(r"[-_ .\d]+", part.lower()) if word in WORDS), None)
+
+
+def of_split(field: str, files: Sequence[PurePath], folder: PurePath, split: str) -> tuple[str, ...] | None:
+    """Return the files of a split, if the names of a folder's `files` say several splits; else None.
+
+    Raises InvalidInput for a split that no name says, and for a file that says none beside files that do.
+    """
+    splits = {file: split_of(file.relative_to(folder)) for file in files}
+    names = sorted({name for name in splits.values() if name is not None})
+    if len(names) < 2:
+        return None
+    all_files = f"for all files, a pattern such as {folder}/**/*{''.join(files[0].suffixes[-1:])}"
+    without = next((file for file, name in splits.items() if name is None), None)
+    if without is not None:
+        expected = f"the name of a split in each file's name, as {' and '.join(names)} in others; {all_files}"
+        raise InvalidInput(f"{field}.path", str(without), expected)
+    if split not in names:
+        raise InvalidInput(f"{field}.split", split, f"a split of {folder}: {', '.join(names)}; {all_files}")
+    return tuple(str(file) for file, name in splits.items() if name == split)
