@@ -1,7 +1,4 @@
-"""Nash-MD with a moving mixture (Munos et al. 2023, arXiv:2312.00886, section 7.2: Nash-EMA-PG).
-
-The opponent is the average of earlier policies, in place of the geometric mixture of the policy and the reference.
-"""
+"""Nash-EMA-PG (Munos et al. 2023, arXiv:2312.00886, section 7.2): an opponent that averages earlier policies."""
 
 from prefect_rlhf import Batch, Computed, Model, Optimizer, Prompts, Reward, Sampling, Settings
 from prefect_rlhf import computation, compute, follow, generate, inference, losses, rlhf_flow, score, train_step
@@ -33,8 +30,9 @@ def nash_md(
     """One iteration: an answer of each, the preference between them, a training step, a step of the opponent."""
     rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling)
     against = generate(opponent, prompts, batch_size=algo.batch_size, sampling=algo.sampling)
-    reference = inference(ref, rollout, output="logprobs")
+    reference = inference(ref, rollout, output="logprobs", temperature=algo.sampling.temperature)
     scores = score(reward, rollout), score(reward, against, name="scores_against")
     advantages = compute(preferred, rollout, reference, *scores, settings=algo)
-    train_step(actor, losses.policy_gradient().on(rollout, advantages), optimizer=algo.optimizer)
+    loss = losses.policy_gradient().on(rollout, advantages, temperature=algo.sampling.temperature)
+    train_step(actor, loss, optimizer=algo.optimizer)
     follow(opponent, actor, share=algo.share)

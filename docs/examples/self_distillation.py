@@ -31,4 +31,5 @@ def self_distillation(prompts: Prompts, actor: Model, ref: Model, algo: Distilla
     rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling)
     copy = inference(ref, rollout, output="logprobs", temperature=algo.copy_temperature)
     advantages = compute(reverse_kl, rollout, copy, settings=algo)
-    train_step(actor, losses.policy_gradient(algo).on(rollout, advantages), optimizer=algo.optimizer)
+    loss = losses.policy_gradient(algo).on(rollout, advantages, temperature=algo.sampling.temperature)
+    train_step(actor, loss, optimizer=algo.optimizer)

@@ -28,5 +28,6 @@ def self_play(prompts: Prompts, actor: Model, opponent: Model, reward: Reward, a
     against = generate(opponent, prompts, batch_size=algo.batch_size, sampling=algo.sampling)
     scores = score(reward, rollout), score(reward, against, name="scores_against")
     advantages = compute(wins, rollout, *scores, settings=algo)
-    train_step(actor, losses.policy_gradient().on(rollout, advantages), optimizer=algo.optimizer)
+    loss = losses.policy_gradient().on(rollout, advantages, temperature=algo.sampling.temperature)
+    train_step(actor, loss, optimizer=algo.optimizer)
     follow(opponent, actor, every=algo.copy_every)

@@ -78,9 +78,9 @@ class RowParts:
         return unit, self._sum(unit, values.detach(), self.metric_token_B)
 
     def _sum(self, unit: int, values: Tensor, token_B: Tensor) -> Tensor:
-        if unit == 0:
-            return (values * self.mask_BT * token_B[:, None]).sum()
-        return (values * (self.row_B if unit == 1 else self.item_P)).sum()
+        """Return the sum of the values times their parts; a value without a part may be anything, such as 0/0."""
+        parts = self.mask_BT * token_B[:, None] if unit == 0 else self.row_B if unit == 1 else self.item_P
+        return (values.masked_fill(parts == 0, 0.0) * parts).sum()
 
 
 def row_parts(kind: MeanOver, batch: Mapping[str, Tensor], rows_per_item: int = 1) -> RowParts:

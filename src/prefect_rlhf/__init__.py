@@ -27,6 +27,8 @@ def __getattr__(name: str) -> Any:
     Python shows a similar name below the error.
     """
     hint = ""
+    if name == "__all__":  # of `from prefect_rlhf import *`
+        return list(_door().__all__)
     if not name.startswith("_"):
         door = _door()
         if name in door.__all__:

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from prefect_rlhf.errors.errors import GraphError
+from prefect_rlhf.placement.models.outputs import head_of
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -47,6 +48,16 @@ def check_number(where: str, name: str, value: object) -> None:
     """Raise GraphError unless `value` is a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise GraphError(f"{where}: got {name}={value!r:.60}, expected a finite number")
+
+
+def check_temperature(where: str, value: object, outputs: Sequence[str]) -> None:
+    """Raise GraphError unless logits can be divided by `value`, and one of the `outputs` has logits if it is not 1."""
+    check_number(where, "temperature", value)
+    if not isinstance(value, int | float) or value <= 0:
+        expected = "more than 0: logits are divided by it; for greedy sampling, which has 0, it is 1.0"
+        raise GraphError(f"{where}: got temperature={value!r:.60}, expected {expected}")
+    if value != 1 and not any(head_of(output) == "lm" for output in outputs):
+        raise GraphError(f"{where}: temperature is not used: {' and '.join(outputs)} have no logits; remove it")
 
 
 def check_kind(where: str, name: str, value: object, kind: type, example: str = "") -> None:

@@ -23,7 +23,13 @@ from prefect_rlhf.placement.row_set import RowLimit, RowSet
 from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.play import Play
 from prefect_rlhf.tasks.settings import GREEDY, Optimizer, Sampling, Settings, Update
-from prefect_rlhf.tasks.tracing.arguments import check_kind, check_number, check_whole, naming_arguments
+from prefect_rlhf.tasks.tracing.arguments import (
+    check_kind,
+    check_number,
+    check_temperature,
+    check_whole,
+    naming_arguments,
+)
 from prefect_rlhf.tasks.tracing.heads import check_output
 from prefect_rlhf.tasks.tracing.operations import ROW_KEYS, Bound, Operator, operation
 from prefect_rlhf.tasks.tracing.terms import LossOn, Terms
@@ -131,7 +137,7 @@ def inference(
     role = trace.role(model, "inference")
     check_output(trace.flow, trace.models[role], output, "inference")
     name = name or f"{role}_inference"
-    check_number(f"flow {trace.flow}: inference {name}", "temperature", temperature)
+    check_temperature(f"flow {trace.flow}: inference {name}", temperature, (output,))
     source = trace.rows(rows, "inference", batch_size, every)
     trace.require(TOKEN_KEYS, (source,), f"inference {name}")
     call = Call(

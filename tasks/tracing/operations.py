@@ -7,8 +7,9 @@ calling an Operator with settings binds it.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar
 
 from prefect_rlhf.engines.compute import Computed
@@ -23,6 +24,7 @@ from prefect_rlhf.placement.graph import MeanOver, Operation
 from prefect_rlhf.placement.models.outputs import OUTPUTS
 from prefect_rlhf.placement.row_set import RowLimit
 from prefect_rlhf.tasks.settings import Settings
+from prefect_rlhf.tasks.tracing.arguments import check_temperature
 from prefect_rlhf.tasks.tracing.terms import LossOn, Terms
 
 Arguments = ParamSpec("Arguments")
@@ -141,9 +143,11 @@ class Bound:
         whole_rows = of_rows or operator.rows_per_item > 1
         stated = getattr(self.settings, "mean_over", None) if mean_over is None else mean_over
         over = stated or ("rows" if whole_rows else "tokens")
-        if over not in ("tokens", "rows", "groups") and (isinstance(over, str | bool) or not over > 0):
+        of_number = isinstance(over, int | float) and not isinstance(over, bool) and 0 < over < math.inf
+        if over not in ("tokens", "rows", "groups") and not of_number:
             expected = '"tokens", "rows", "groups" or a number above 0'
             raise GraphError(f"{operator.name}: got {over!r:.40} as mean_over, expected {expected}")
+        check_temperature(operator.name, temperature, operator.outputs)
         return Terms((LossOn(name or operator.name, self.operation, rows, over, temperature, batch_size),))
 
     def __call__(self, *arguments: Any, **offered: Any) -> Any:
@@ -165,10 +169,12 @@ class Bound:
             raise WrongOperator(f"key that {operator.name} reads", error.key, expected) from error
         if operator.kind == "loss":
             check_type(result, LossValues, operator)
+            check_values(result, operator)
         else:
             check_type(result, Computed, operator)
             check_columns(result, arguments, operator)
             check_scores(result, operator)
+            result = replace(result, metrics=plain_metrics(result.metrics, operator))
             if self.row_limit is not None:
                 check_row_lengths(result, arguments, self.row_limit, operator)
         return result
@@ -189,17 +195,69 @@ def check_type(result: object, expected: type, operator: Operator[..., Any]) -> 
         raise WrongOperator(f"result of {operator.name}", seen, right)
 
 
+def check_values(made: LossValues, operator: Operator[..., Any]) -> None:
+    """Raise WrongOperator unless a loss's values and metrics are tensors."""
+    from torch import Tensor  # only here: a flow is traced, and planned, without torch
+
+    if not isinstance(made.metrics, Mapping):
+        expected = f"a tensor for each name ({operator.place})"
+        raise WrongOperator(f"metrics that {operator.name} returns", type(made.metrics).__name__, expected)
+    named = {"values": made.values} | {f"metric {name!r}": values for name, values in made.metrics.items()}
+    for name, values in named.items():
+        if not isinstance(values, Tensor):
+            expected = f"a tensor with a value for each token, row or item ({operator.place})"
+            raise WrongOperator(f"{name} that {operator.name} returns", type(values).__name__, expected)
+
+
 def check_columns(computed: Computed, inputs: Sequence[Batch], operator: Operator[..., Any]) -> None:
     """Raise WrongOperator unless a computation returned its declared columns, with at least one value for every row."""
+    if not isinstance(computed.columns, Mapping):
+        keys = ", ".join(f"{key!r}: ..." for key in operator.outputs)
+        expected = f"a column for each of its keys: Computed({{{keys}}}) ({operator.place})"
+        raise WrongOperator(f"columns that {operator.name} returns", type(computed.columns).__name__, expected)
     if set(computed.columns) != set(operator.outputs):
         named = ", ".join(operator.outputs) or "no keys"
         expected = f"the keys of its @computation: {named} ({operator.place})"
         raise WrongOperator(f"keys that {operator.name} returns", ", ".join(computed.columns) or "no keys", expected)
     num_rows = next((len(column) for batch in inputs for column in batch.columns.values()), None)
     for key, column in computed.columns.items():
+        if (seen := _not_a_column(column)) is not None:
+            expected = f"a tensor, [B] or [B, T], or a list with a tensor for each row ({operator.place})"
+            raise WrongOperator(f"column {key!r} that {operator.name} returns", seen, expected)
         if num_rows is not None and len(column) != num_rows:
             expected = f"{num_rows}, as its inputs have ({operator.place})"
             raise WrongOperator(f"rows of {key!r} that {operator.name} returns", len(column), expected)
+
+
+def _not_a_column(column: object) -> str | None:
+    """Describe an object that is no column; None for a column."""
+    from torch import Tensor  # only here: a flow is traced, and planned, without torch
+
+    if isinstance(column, Tensor):
+        return None if column.dim() else "a tensor of 0 dimensions"
+    if not isinstance(column, list | tuple):
+        return type(column).__name__
+    other = next((row for row in column if not isinstance(row, Tensor)), None)
+    return None if other is None else f"{type(column).__name__} of {type(other).__name__}"
+
+
+def plain_metrics(metrics: Mapping[str, Any], operator: Operator[..., Any]) -> dict[str, float]:
+    """Return metrics as plain numbers, as files and trackers take them. Raises WrongOperator for any other value.
+
+    A tensor or an array with a single number is a number.
+    """
+    if not isinstance(metrics, Mapping):
+        expected = f'numbers by their names: {{"score": 0.5}} ({operator.place})'
+        raise WrongOperator(f"metrics that {operator.name} returns", type(metrics).__name__, expected)
+    plain = {}
+    for name, value in metrics.items():
+        try:
+            plain[name] = float("a text" if isinstance(value, str) else value)
+        except (TypeError, ValueError, RuntimeError):
+            seen = value if value is None or isinstance(value, str) else type(value).__name__
+            expected = f"a single number, such as a mean ({operator.place})"
+            raise WrongOperator(f"metric {name!r} that {operator.name} returns", seen, expected) from None
+    return plain
 
 
 def check_scores(computed: Computed, operator: Operator[..., Any]) -> None:

@@ -11,17 +11,20 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import cast
 
-from prefect_rlhf.engines.commands import CallCommand, PassCommand, RowSource
+from prefect_rlhf.engines.commands import CallCommand, PassCommand, RankReport, RowSource
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.open import FORK_ENVIRONMENT, NO_GPU, RANK_ENVIRONMENT
 from prefect_rlhf.engines.gang.processes.messages import GangSettings
-from prefect_rlhf.engines.rank.trial.mistake import Mistake
+from prefect_rlhf.engines.rank.trial.mistake import DependsOnOtherRows, Mistake
 from prefect_rlhf.engines.rank.trial.trial_rank import TrialRank
 from prefect_rlhf.errors.errors import GraphError, InvalidInput, RankFailed, RankLost, RankSilent
 from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.models.outputs import head_of
 from prefect_rlhf.placement.rows.tokenizers import Tokenizers
 from prefect_rlhf.tasks.running.commands import host_fields, loss_terms, operation_fields
+from prefect_rlhf.tasks.settings import Sampling
 from prefect_rlhf.tasks.tracing.operations import Bound
 
 ITEMS = 2  # of each dataset
@@ -54,7 +57,29 @@ def try_operators(graph: DataflowGraph, sources: Mapping[str, RowSource], tokeni
                 TrialRank.open_dataset, {0: (source,)}, doing=f"open {source.name}", deadline_seconds=IMPORT_SECONDS
             )
         trial = Trial(graph, gang, Path(folder), tokenizers)
-        return Tried(tuple(trial.run()), trial.metrics)
+        return Tried((*trial.run(), *other_temperatures(graph)), trial.metrics)
+
+
+def other_temperatures(graph: DataflowGraph) -> Iterator[str]:
+    """Yield a warning for each generate at another temperature than 1 whose rows get log-probabilities at 1."""
+    readers: dict[Call, list[str]] = {}
+    for call in graph:
+        for part in filter(_reads_logits_at_one, call.by_row_set):
+            if (made := graph.generated_by(part)) is not None and call.name not in readers.setdefault(made, []):
+                readers[made].append(call.name)
+    for made, names in readers.items():
+        sampled = cast(Sampling, Bound(made.operation).settings).temperature
+        if sampled not in (0, 1):
+            read = f"log-probabilities of {' and '.join(names)} are at 1"
+            mend = f"pass temperature={sampled:g} there to have those of the policy that sampled"
+            yield f"{made.name} samples at temperature {sampled:g}, {read}: {mend}"
+
+
+def _reads_logits_at_one(part: Call) -> bool:
+    """Whether a call on a single row set computes log-probabilities or entropies at temperature 1."""
+    if part.kind == "inference":
+        return part.temperature == 1 and head_of(part.outputs[0]) == "lm"
+    return any(term.temperature == 1 and "lm" in map(head_of, term.outputs) for term in part.terms)
 
 
 def evaluation_of(graph: DataflowGraph) -> DataflowGraph:
@@ -116,6 +141,9 @@ class Trial:
                 told = self.gang.call(
                     method, {0: (self.command(call),)}, doing=call.name, deadline_seconds=CALL_SECONDS
                 )
+            except DependsOnOtherRows as error:
+                seen = f"a row's loss depends on other rows, or on chance: {error.seen}"
+                yield f"{seen}; micro_batches and dp change it: compute in a @computation what it needs of other rows"
             except InvalidInput as error:
                 raise InvalidInput(f"{call.name}: {error.field}", error.seen, error.expected) from error
             except Mistake as error:
@@ -128,8 +156,14 @@ class Trial:
                 yield f"{named(call)} and later calls were not tried: {error}"
                 return
             else:
-                if call.kind == "compute" and not call.on_hosts:
-                    self.metrics[call.name] = tuple(told[0].metrics)
+                yield from self._take(call, told[0])
+
+    def _take(self, call: Call, report: RankReport) -> Iterator[str]:
+        """Keep the names of a computation's metrics; yield a warning for a state that no checkpoint can hold."""
+        if call.kind == "compute" and not call.on_hosts:
+            self.metrics[call.name] = tuple(report.metrics)
+            if isinstance(report.state, InvalidInput):
+                yield f"{report.state}; the first checkpoint would end the run"
 
     def command(self, call: Call) -> CallCommand:
         """Return the rank's command for the call, on the first items of its dataset."""

@@ -41,6 +41,12 @@ def test_names_and_signatures_stay_as_they_are():
     assert door() == FROZEN.read_text()
 
 
+def test_a_star_imports_every_name():
+    names: dict[str, object] = {}
+    exec("from prefect_rlhf import *", names)
+    assert names.keys() >= set(dir(prefect_rlhf))
+
+
 def test_an_unknown_name_is_refused():
     with pytest.raises(AttributeError, match="module 'prefect_rlhf' has no attribute 'generat'"):
         prefect_rlhf.generat  # noqa: B018

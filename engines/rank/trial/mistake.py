@@ -1,6 +1,6 @@
 """Detects errors of a user's function that are mistakes in its code, for any rows."""
 
-from prefect_rlhf.errors.errors import RankFailed
+from prefect_rlhf.errors.errors import InvalidInput, RankFailed
 
 KINDS = (AttributeError, NameError, TypeError, ImportError)
 """Errors of names, types and signatures. Made-up rows have the types of real rows, so their values do not matter."""
@@ -8,6 +8,10 @@ KINDS = (AttributeError, NameError, TypeError, ImportError)
 
 class Mistake(RankFailed):
     """A user's function failed for a reason that no other values can avoid."""
+
+
+class DependsOnOtherRows(InvalidInput):
+    """Losses whose values of a row change when the row is alone in its micro-batch; `seen` names them."""
 
 
 def is_mistake(error: Exception) -> bool:

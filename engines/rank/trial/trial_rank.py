@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from prefect_rlhf.engines.commands import CallCommand, RankReport
-from prefect_rlhf.engines.losses.mean_over import row_parts
+from prefect_rlhf.engines.losses.mean_over import RowParts, row_parts
 from prefect_rlhf.engines.rank.inputs import read_prompts, training_rows
 from prefect_rlhf.engines.rank.rank import Rank
-from prefect_rlhf.engines.rank.trial.mistake import Mistake, is_mistake
+from prefect_rlhf.engines.rank.trial.mistake import DependsOnOtherRows, Mistake, is_mistake
 from prefect_rlhf.engines.rows import pad
 from prefect_rlhf.errors.blame import described
 from prefect_rlhf.errors.errors import InvalidInput
@@ -96,30 +96,51 @@ class TrialRank(Rank):
         return self._report(began, command=command)
 
     def compute(self, command: CallCommand) -> RankReport:
-        """Run a computation on the call's rows, as a rank does."""
+        """Run a computation on the call's rows, as a rank does. Raises InvalidInput if it changes its inputs."""
         assert command.function is not None  # a compute command has it
-        return super().compute(replace(command, function=TriedFunction(command.function)))
+        function, inputs = command.function, self._inputs(command)
+        held = {
+            f"{port.source}.{key}": [(row, row._version) for row in rows]
+            for port, columns in zip(inputs.ports, inputs.columns, strict=True)
+            for key, rows in columns.items()
+        }
+        report = super().compute(replace(command, function=TriedFunction(function)))
+        for name, rows in held.items():
+            if any(row._version != version for row, version in rows):
+                kept = "the rows as they were, since other calls read them: change a copy of each, row.clone()"
+                expected = f"{kept} ({place_of(function)})"
+                raise InvalidInput("rows that it changes", name, expected)
+        return report
 
     def train_step(self, command: CallCommand) -> RankReport:
         """Run the losses on all rows as a single micro-batch, and compute their gradients.
 
-        Raises InvalidInput for a loss without a gradient.
+        Raises InvalidInput for a loss without a gradient, and DependsOnOtherRows.
         """
-        began = time.perf_counter()
+        began, mixed = time.perf_counter(), list[str]()
         for one in command.passes:
             rows = training_rows(command, one, self.store, self._datasets)
             lengths = (rows.sequences.lengths_B - rows.sequences.prompt_lengths_B).tolist()
             for term, columns in zip(rows.terms, rows.columns, strict=True):
                 outputs = [pad(made_up(output, lengths)).requires_grad_() for output in term.outputs]
-                found = TriedFunction(term.loss)(*outputs, columns)
+                found = TriedFunction(term.loss)(*outputs, {key: column.clone() for key, column in columns.items()})
                 parts = row_parts(term.mean_over, columns, rows.rows_per_item)
-                _, total = parts.loss_sum(found.values)
+                try:
+                    _, total = parts.loss_sum(found.values)
+                    for name, values in found.metrics.items():
+                        parts.metric_sum(name, values)
+                except InvalidInput as error:
+                    expected = f"{error.expected} ({place_of(term.loss)})"
+                    raise InvalidInput(f"{term.name}: {error.field}", error.seen, expected) from error
                 if not has_gradient(total, outputs):
-                    expected = f"values that depend on {' or '.join(term.outputs)} ({cast(Loadable, term.loss).place})"
+                    expected = f"values that depend on {' or '.join(term.outputs)} ({place_of(term.loss)})"
                     raise InvalidInput(f"gradient of {term.name}", "none", expected)
-                for name, values in found.metrics.items():
-                    parts.metric_sum(name, values)
-        return self._report(began, command=command)
+                if depends_on_other_rows(TriedFunction(term.loss), outputs, columns, parts, found.values):
+                    mixed.append(f"{term.name} ({place_of(term.loss)})")
+        report = self._report(began, command=command)
+        if mixed:
+            raise DependsOnOtherRows("losses", ", ".join(mixed), "values of a row that depend on this row alone")
+        return report
 
 
 def made_up_play(lengths: Sequence[int]) -> dict[str, list[Tensor]]:
@@ -134,6 +155,27 @@ def made_up_play(lengths: Sequence[int]) -> dict[str, list[Tensor]]:
         "scores": scores,
         "truncated": [torch.tensor(0, dtype=torch.uint8) for _ in lengths],
     }
+
+
+def depends_on_other_rows(
+    loss: TriedFunction, outputs: Sequence[Tensor], columns: Mapping[str, Tensor], parts: RowParts, values: Tensor
+) -> bool:
+    """Whether a loss has other values for the rows of an item when they are alone in their micro-batch."""
+    size = parts.rows_per_item
+    for first in range(0, len(parts.row_B), size):
+        rows = slice(first, first + size)
+        alone = parts.of(rows)
+        made = loss(*(each[rows] for each in outputs), {key: column[rows].clone() for key, column in columns.items()})
+        together = values[rows] if len(values) == len(parts.row_B) else values[first // size][None]
+        counted = (alone.mask_BT, alone.row_B, alone.item_P)[alone.unit(made.values, "a loss's values")] > 0
+        if not torch.allclose(made.values[counted], together[counted], rtol=1e-3, atol=1e-6, equal_nan=True):
+            return True
+    return False
+
+
+def place_of(function: object) -> str:
+    """Return the file and line of an author's function."""
+    return cast(Loadable, function).place
 
 
 def has_gradient(total: Tensor, outputs: Sequence[Tensor]) -> bool:

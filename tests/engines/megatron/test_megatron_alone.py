@@ -251,6 +251,31 @@ def test_rows_without_weight_do_not_update_weights(folder):
 
 
 @pytest.mark.gpu
+def test_the_padding_token_is_trained_like_any_other(folder):
+    """A prompt may contain it. transformers gives its embedding no gradient if config.json names the token."""
+    sequences, batch = cases.make_rows(4)
+    sequences.tokens_BS[:, 1] = 0
+    engine = Case(folder).with_optimizer().build(0)
+    found = cases.train_on(engine, sequences, batch, cases.loss, cases.Walk("logprobs"))["grad_norm"]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    def norm() -> float:
+        """The gradient's norm in transformers, row by row."""
+        model.zero_grad()
+        rows = zip(sequences.tokens_BS, sequences.prompt_lengths_B, sequences.lengths_B, strict=True)
+        for row, (tokens, prompt, length) in enumerate(rows):
+            logprobs_SV = model(tokens[None, :length]).logits[0, prompt - 1 : length - 1].log_softmax(-1)
+            logprobs_T = logprobs_SV.gather(1, tokens[prompt:length, None])[:, 0]
+            advantages_T = batch["advantages"][row, : length - prompt]
+            total = cases.loss(logprobs_T, {"advantages": advantages_T}).values.sum()
+            (total / batch["mask"].sum()).backward()
+        return float(torch.stack([each.grad.norm() for each in model.parameters()]).norm())
+
+    assert norm() != pytest.approx(found, rel=1e-3)
+    model.get_input_embeddings().padding_idx = None
+    assert norm() == pytest.approx(found, rel=1e-4)
+
+
 def test_the_gradient_of_a_sum_is_the_sum_of_gradients(folder):
     """Of three losses on two row sets, in several micro-batches; to within some roundings of their norms."""
     case = Case(folder).with_optimizer(lr=1e-9, max_grad_norm=1e9)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prefect_rlhf.engines.losses.mean_over import row_parts
 from prefect_rlhf.tasks.rl.losses import (
     bradley_terry,
     grpo,
@@ -213,3 +214,18 @@ def test_bradley_terry_is_the_cross_entropy_of_choosing():
     assert (float(terms.weight), float(terms.metrics["accuracy"])) == (2, 1)
     centred = loss_sums(bradley_terry, scores, {}, Reward(centering=0.5))
     assert float(centred.total - terms.total) == pytest.approx(0.5 * (9 + 9))
+
+
+@pytest.mark.parametrize("over", ["tokens", "rows", 3.0])
+def test_a_value_that_is_not_trained_on_may_be_anything(over):
+    """0/0 at padding is not a number, and neither is the mean of a row without tokens; so is each gradient of them."""
+    values = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 0.0]], requires_grad=True)
+    mask = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
+    parts = row_parts(over, {"mask": mask})
+    odd = torch.where(mask > 0, values, float("nan"))
+    (_, found), (_, expected) = parts.loss_sum(odd), parts.loss_sum(values)
+    assert found == expected and parts.metric_sum("odd", odd) == parts.metric_sum("odd", values)
+    assert torch.equal(*(torch.autograd.grad(total, values)[0] for total in (found, expected)))
+    if over == "rows":
+        of_rows = torch.tensor([1.0, 2.0, float("nan")])
+        assert parts.loss_sum(of_rows)[1] == 3

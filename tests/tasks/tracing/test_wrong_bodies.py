@@ -5,6 +5,7 @@ import re
 import pytest
 
 from prefect_rlhf.engines.compute import Computed
+from prefect_rlhf.engines.losses.protocol import LossValues
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.errors.errors import GraphError
 from prefect_rlhf.flows.algorithm.rlhf_flow import rlhf_flow
@@ -13,7 +14,7 @@ from prefect_rlhf.placement.graph import Dataset
 from prefect_rlhf.placement.models.model import ModelSpec, TransformerShape
 from prefect_rlhf.tasks.rl.losses import nll
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings
-from prefect_rlhf.tasks.tracing.calls import compute, generate, score, train_step
+from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, score, train_step
 from prefect_rlhf.tasks.tracing.operations import computation, loss
 from prefect_rlhf.tasks.tracing.trace import trace_body
 
@@ -110,6 +111,45 @@ def test_a_wrong_argument_of_train_step_is_refused_with_a_valid_value(wrong, say
         train_step(actor, nll().on(generate(actor, prompts)), **wrong)
 
     check_refused(body, says)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"temperature": 0.0}, "got temperature=0.0, expected more than 0: logits are divided by it"),
+        ({"temperature": -1}, "got temperature=-1, expected more than 0"),
+        ({"temperature": "1"}, "got temperature='1', expected a finite number"),
+        ({"mean_over": float("inf")}, "got inf as mean_over, expected"),
+        ({"mean_over": float("nan")}, "got nan as mean_over, expected"),
+    ],
+)
+def test_a_wrong_argument_of_a_loss_on_rows_is_refused(wrong, says):
+    def body(prompts, actor):
+        train_step(actor, nll().on(generate(actor, prompts), **wrong))
+
+    check_refused(body, f"nll: {says}")
+
+
+def test_a_wrong_temperature_of_an_inference_is_refused():
+    """That of greedy sampling, say."""
+
+    def body(prompts, actor):
+        inference(actor, generate(actor, prompts), output="logprobs", temperature=Sampling(temperature=0).temperature)
+
+    check_refused(body, "inference actor_inference: got temperature=0.0, expected more than 0")
+
+
+@loss("values")
+def of_values_for_wrong_bodies(values, batch, settings):
+    """Has no logits."""
+    return LossValues(values)
+
+
+def test_a_temperature_of_what_has_no_logits_is_refused():
+    def body(prompts, actor):
+        train_step(actor, of_values_for_wrong_bodies().on(generate(actor, prompts), temperature=0.7))
+
+    check_refused(body, "of_values_for_wrong_bodies: temperature is not used: values have no logits; remove it")
 
 
 def test_a_body_that_exits_is_refused():

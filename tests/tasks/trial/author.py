@@ -13,7 +13,7 @@ from prefect_rlhf.tasks.data.rollouts import record_rollouts, text_columns
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
 from prefect_rlhf.tasks.rl.evaluation.held_out import record_evaluation
 from prefect_rlhf.tasks.rl.losses import policy_gradient
-from prefect_rlhf.tasks.settings import Settings
+from prefect_rlhf.tasks.settings import Sampling, Settings
 from prefect_rlhf.tasks.tracing.calls import compute, generate, inference, score, train_step
 from prefect_rlhf.tasks.tracing.operations import computation, loss
 
@@ -136,6 +136,75 @@ def second_turn(**limit):
     return two_turns
 
 
+@computation("advantages")
+def returns_an_array(rollout, scores, settings):
+    return Computed({"advantages": rollout["logprobs"].numpy()})
+
+
+@computation("advantages")
+def returns_plain_numbers(rollout, scores, settings):
+    return Computed({"advantages": scores["scores"].tolist()})
+
+
+@computation("advantages")
+def returns_one_number(rollout, scores, settings):
+    return Computed({"advantages": scores["scores"].mean()})
+
+
+@computation("advantages")
+def names_no_key(rollout, scores, settings):
+    return Computed(rollout["logprobs"])
+
+
+@computation("advantages")
+def measures_each_row(rollout, scores, settings):
+    return Computed({"advantages": rollout["logprobs"]}, metrics={"score": scores["scores"]})
+
+
+@computation("advantages")
+def measures_a_mean(rollout, scores, settings):
+    """A tensor of a single number is a number."""
+    return Computed({"advantages": rollout["logprobs"]}, metrics={"score": scores["scores"].mean()})
+
+
+@computation("advantages", stateful=True)
+def keeps_a_tensor(rollout, scores, settings, state=None):
+    return Computed({"advantages": rollout["logprobs"]}, state=scores["scores"])
+
+
+@computation("advantages")
+def changes_its_rows(rollout, scores, settings):
+    for row in rollout.columns["logprobs"]:
+        row.mul_(2)
+    return Computed({"advantages": rollout["logprobs"]})
+
+
+@loss("logprobs")
+def returns_an_array_of_values(logprobs_BT, batch, settings):
+    return LossValues(logprobs_BT.detach().numpy())
+
+
+@loss("logprobs")
+def measures_with_a_plain_number(logprobs_BT, batch, settings):
+    return LossValues(logprobs_BT, {"share": 0.5})
+
+
+@loss("logprobs")
+def averages_itself(logprobs_BT, batch, settings):
+    return LossValues((logprobs_BT * batch["advantages"]).mean())
+
+
+@loss("logprobs")
+def centres_over_the_micro_batch(logprobs_BT, batch, settings):
+    return LossValues(-logprobs_BT * (batch["advantages"] - batch["advantages"].mean()))
+
+
+@loss("logprobs")
+def writes_into_its_batch(logprobs_BT, batch, settings):
+    """Each micro-batch has columns of its own."""
+    return LossValues(-logprobs_BT * batch["advantages"].mul_(3))
+
+
 @loss("logprobs")
 def reads_returns(logprobs_BT, batch, settings):
     return LossValues(batch["returns"] * logprobs_BT)
@@ -177,6 +246,18 @@ def body(operator, loss=policy_gradient, settings=PLAIN):
         train_step(student, loss(settings).on(rollout, advantages))
 
     return student_flow
+
+
+def samples_at(sampled_at, **on):
+    """The body of a flow that samples at a temperature."""
+
+    def sampled(prompts, teacher, student):
+        rollout = generate(student, prompts, batch_size=4, sampling=Sampling(temperature=sampled_at))
+        advantages = compute(right, rollout, inference(teacher, rollout, output="scores"), settings=PLAIN)
+        inference(student, rollout, output="logprobs", name="again", **on)
+        train_step(student, policy_gradient().on(rollout, advantages, **on))
+
+    return sampled
 
 
 def without_advantages(prompts, teacher, student):

@@ -20,7 +20,7 @@ from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.data.datasets import PromptDataset
 from prefect_rlhf.tasks.data.role_tokenizers import tokenizers_of
 from prefect_rlhf.tasks.tracing.trace import trace_body
-from prefect_rlhf.tasks.trial.try_operators import GANG, Trial, evaluation_of, try_operators
+from prefect_rlhf.tasks.trial.try_operators import GANG, Trial, evaluation_of, other_temperatures, try_operators
 from tests.support.cases import first
 from tests.support.tiny import make_prompts
 from tests.tasks.small_tokenizer import alone, save_bpe_tokenizer, save_small_tokenizer
@@ -133,6 +133,27 @@ def test_one_tokenizer_for_two_tokenizers_rows_is_refused_naming_both_calls(gang
             "student_train: gradient of is_detached: got 'none', expected values that depend on logprobs ",
         ),
         (author.body(author.right, author.ignores_the_model), "gradient of ignores_the_model: got 'none', "),
+        (author.body(author.returns_an_array), "column 'advantages' that returns_an_array returns: got 'ndarray', "),
+        (author.body(author.returns_plain_numbers), "column 'advantages' .*: got 'list of float', expected a tensor"),
+        (author.body(author.returns_one_number), "column 'advantages' .*: got 'a tensor of 0 dimensions', expected"),
+        (
+            author.body(author.names_no_key),
+            r"columns that names_no_key returns: got 'Tensor', .*\({'advantages': ...}\)",
+        ),
+        (
+            author.body(author.measures_each_row),
+            "metric 'score' that measures_each_row returns: got 'Tensor', expected a",
+        ),
+        (author.body(author.changes_its_rows), "rows that it changes: got 'student_generate.logprobs', .* a copy"),
+        (
+            author.body(author.right, author.returns_an_array_of_values),
+            "values that returns_an_array_of_values returns: got 'ndarray', expected a tensor",
+        ),
+        (
+            author.body(author.right, author.measures_with_a_plain_number),
+            "metric 'share' that measures_with_a_plain_number returns: got 'float', expected a tensor",
+        ),
+        (author.body(author.right, author.averages_itself), r"averages_itself: shape of a loss's values: got \[\]"),
         (author.without_advantages, "student_train: key that policy_gradient reads: got 'advantages', .*mask"),
     ],
 )
@@ -189,6 +210,38 @@ def test_an_error_that_made_up_rows_may_cause_stops_no_run(tried, operator, says
 def test_a_loss_with_a_zero_gradient_is_accepted(tried):
     """Of made-up advantages, say; and it need not depend on all that it asks for."""
     assert tried(author.body(author.right, author.asks_for_more_than_it_uses)) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [author.body(author.measures_a_mean), author.body(author.right, author.writes_into_its_batch)],
+    ids=["tensor of a number", "columns of its own"],
+)
+def test_what_harms_nothing_is_accepted(tried, body):
+    assert tried(body) == []
+
+
+def test_a_loss_that_other_rows_change_gives_a_warning(tried):
+    """A plan with more micro-batches would train on another loss."""
+    (warning,) = tried(author.body(author.right, author.centres_over_the_micro_batch))
+    assert re.match(r"a row's loss depends on other rows, or on chance: centres_over.* \(.*author\.py:\d+\); ", warning)
+
+
+def test_a_state_that_no_checkpoint_can_hold_gives_a_warning(tried):
+    """Without it, a run ends at its first checkpoint, perhaps hours later."""
+    (warning,) = tried(author.body(author.keeps_a_tensor))
+    assert warning.startswith("state of keeps_a_tensor: got 'Tensor', expected a dataclass with @saved_state or plain")
+    assert warning.endswith("; the first checkpoint would end the run")
+
+
+def test_log_probabilities_at_another_temperature_than_that_of_the_samples_give_a_warning():
+    """Of a loss and of an inference; not if the flow names a temperature, and not of greedy answers."""
+    (warning,) = other_temperatures(graph_of(author.samples_at(0.5)))
+    assert warning.startswith(
+        "student_generate samples at temperature 0.5, log-probabilities of again and student_train"
+    )
+    for body in (author.samples_at(0.5, temperature=0.5), author.samples_at(0.0), author.samples_at(1.0)):
+        assert list(other_temperatures(graph_of(body))) == []
 
 
 @pytest.mark.all
