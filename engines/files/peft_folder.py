@@ -32,7 +32,7 @@ PLAIN: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "fan_in_fan_out": ((False, None), "false"),
     "use_dora": ((False, None), "false: DoRA is not computed here"),
     "init_lora_weights": (
-        (True, False, "gaussian", "eva", "orthogonal", "mica", "lora_ga"),
+        (True, False, "gaussian", "eva", "orthogonal", "mica"),
         "a plain adapter; this kind changes its base: convert it with path_initial_model_for_weight_conversion",
     ),
     "rank_pattern": (({}, None), "no pattern: all matrices have the same rank"),
@@ -145,13 +145,16 @@ def _matrices(tensors: Mapping[str, StoredTensor], spec: ModelSpec, field: str) 
 
 def _check_shapes(tensors: Mapping[str, StoredTensor], spec: ModelSpec, field: str) -> None:
     expected = {parameter.name: parameter.shape for parameter in parts(spec)["adapter"]}
+    if PREFIX + HEAD in tensors:
+        expected[HEAD] = (1, spec.shape.hidden_size)
     for name, shape in expected.items():
         if (stored := tensors.get(PREFIX + name)) is None:
             raise InvalidInput(field, f"no tensor {PREFIX}{name}", "a folder with the same matrices in every layer")
         if stored.shape != shape:
             seen = f"{name} of shape {stored.shape}"
-            raise InvalidInput(field, seen, f"shape {shape}, as {spec.path} and r in {ADAPTER} say")
-    known = {PREFIX + name for name in (*expected, HEAD)}
+            why = "a head of one number" if name == HEAD else f"as {spec.path} and r in {ADAPTER} say"
+            raise InvalidInput(field, seen, f"shape {shape}, {why}")
+    known = {PREFIX + name for name in expected}
     for name in sorted(tensors.keys() - known):
         raise InvalidInput(field, f"tensor {name}", f"{spec.shape.num_layers} layers, as {spec.path} has")
 

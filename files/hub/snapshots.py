@@ -84,7 +84,7 @@ def model_folder(place: HubPath, field: str, seen: str, part: Part = "all", say:
     folder = _fetch(place, field, seen, _below(place, small), say) / place.inside
     _check_model(place, folder, field, seen, part)
     if part == "all":
-        _fetch(place, field, seen, _below(place, [*_weights(folder), APART]), say)
+        _fetch(place, field, seen, _below(place, [*_weights(place, folder), APART]), say)
     _read[key] = folder
     return folder
 
@@ -222,9 +222,15 @@ def _base(folder: Path) -> str:
     return in_short(named, str) if isinstance(named, str) and named else "another model"
 
 
-def _weights(folder: Path) -> list[str]:
-    """Return the names of a model's files of weights; a file that is not there is refused when the model is read."""
-    if not (folder / INDEX).is_file():
+def _weights(place: HubPath, folder: Path) -> list[str]:
+    """Return the names of a model's files of weights; a file that is not there is refused when the model is read.
+
+    A repository with a single file and an index is read by its single file, as transformers reads it.
+    """
+    listed = files_of(place)
+    single = f"{place.inside}/{WEIGHTS}" if place.inside else WEIGHTS
+    is_single = (folder / WEIGHTS).is_file() if listed is None else single in listed
+    if is_single or not (folder / INDEX).is_file():
         return [WEIGHTS]
     with suppress(OSError, ValueError, AttributeError, TypeError):
         return sorted({str(name) for name in json.loads((folder / INDEX).read_text())["weight_map"].values()})

@@ -131,7 +131,10 @@ BROKEN = {
         "model.safetensors.index.json', expected the file, not a Git LFS pointer to it: run git lfs pull in ",
     ),
     "shard": (
-        lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-2.safetensors"}}'),
+        lambda f: (
+            (f / "model.safetensors").unlink(),
+            (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-2.safetensors"}}'),
+        ),
         "no file model-2.safetensors in",
     ),
 }
@@ -169,6 +172,39 @@ def test_old_and_new_rope_settings_are_read(folder):
     assert read_model_spec("actor", folder, "lm").shape.rope_theta == 1e5
     edit(folder, rope_parameters=None, rope_theta=5e5)
     assert read_model_spec("actor", folder, "lm").shape.rope_theta == 5e5
+
+
+def shards(folder, scale):
+    """Write the folder's tensors, times `scale`, to two files with an index, beside the single file."""
+    tensors = load_file(folder / "model.safetensors")
+    names = {name: f"model-0000{1 + place % 2}-of-00002.safetensors" for place, name in enumerate(sorted(tensors))}
+    for file in set(names.values()):
+        part = {name: scale * tensors[name] for name in names if names[name] == file}
+        save_file(part, folder / file, {"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+
+
+def test_a_single_file_beside_the_index_of_an_older_model_is_read_as_transformers_reads_it(folder):
+    """`save_pretrained` into the folder of a larger model removes its shards, and leaves their index."""
+    shards(folder, 0.5)
+    for file in folder.glob("model-*"):
+        file.unlink()
+    expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).model.norm.weight
+    read_model_spec("actor", folder, "lm")
+    with OpenTensors(str(folder), "actor.path") as tensors:
+        assert torch.equal(tensors.read("model.norm.weight", ((0, 64),)), expected)
+
+
+def test_two_models_in_a_folder_are_refused(folder):
+    """transformers reads the single file, and vLLM the files of the index."""
+    shards(folder, 0.5)
+    with pytest.raises(
+        InvalidInput, match=r"got 'model.safetensors and model-00001-of-00002.* in .*expected one model"
+    ):
+        read_model_spec("actor", folder, "lm")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": "model.safetensors"}}))
+    assert read_model_spec("actor", folder, "lm").shape.num_layers == 2  # an index of the single file itself
 
 
 def test_reading_a_spec_imports_no_torch(made):

@@ -137,6 +137,20 @@ def other_base(folder):
     edit(folder, base_model_name_or_path=str(other))
 
 
+def test_a_head_of_several_labels_is_refused(base, tmp_path):
+    """peft's classifiers have two labels by default; a reward or a value is one number."""
+    options = {"num_labels": 2, "dtype": torch.float32}
+    model = get_peft_model(
+        AutoModelForSequenceClassification.from_pretrained(base, **options),
+        LoraConfig(r=4, target_modules=["q_proj"], task_type="SEQ_CLS"),
+    )
+    model.save_pretrained(tmp_path / "made")
+    with pytest.raises(
+        InvalidInput, match=r"score.weight of shape \(2, 64\)', expected shape \(1, 64\), a head of one n"
+    ):
+        read(base, tmp_path / "made", head="scalar")
+
+
 A = "model__layers__0__self_attn__q_proj__lora_A__weight"
 REFUSED = {
     "no folder": (shutil.rmtree, r"actor.adapter.path: got .*copy', expected a folder that peft wrote, with adapter_c"),
@@ -153,6 +167,10 @@ REFUSED = {
     ),
     "biases": (lambda f: edit(f, bias="lora_only"), "bias: got 'lora_only', expected 'none': only the matrices"),
     "PiSSA": (lambda f: edit(f, init_lora_weights="pissa"), "init_lora_weights: got 'pissa', expected a plain adapter"),
+    "LoRA-GA": (
+        lambda f: edit(f, init_lora_weights="lora_ga"),
+        "init_lora_weights: got 'lora_ga', expected a plain adapter; this kind changes its base",
+    ),
     "ranks by name": (lambda f: edit(f, rank_pattern={"q_proj": 8}), "rank_pattern: .* expected no pattern"),
     "some layers": (lambda f: edit(f, layers_to_transform=[1]), r"layers_to_transform: got \[1\], expected null"),
     "a later kind": (lambda f: edit(f, kasa_config={"beta": 1}), "kasa_config: got .* expected null or false: only"),

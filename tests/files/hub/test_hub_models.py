@@ -42,6 +42,17 @@ def test_a_sharded_model_has_the_files_in_its_index(hub, tiny_folder):
     assert {file.name for file in folder.glob("*.safetensors")} == {"part-a.safetensors", "part-b.safetensors"}
 
 
+def test_a_single_file_beside_an_index_is_read_as_transformers_reads_it(hub, tiny_folder):
+    """Of two models in a repository, transformers reads the single file."""
+    index = {"weight_map": {"a": "part-a.safetensors"}}
+    files = {file.name: file.read_bytes() for file in tiny_folder.iterdir()}
+    parts = {"model.safetensors.index.json": json.dumps(index).encode(), "part-a.safetensors": b"older"}
+    hub.add("acme/both", files | parts)
+    folder = model_folder("acme/both", "actor.path", say=silent)
+    assert {file.name for file in folder.glob("*.safetensors")} == {"model.safetensors"}
+    assert read_model_spec("actor", "acme/both", "lm").shape == read_model_spec("actor", tiny_folder, "lm").shape
+
+
 def test_a_what_if_downloads_config_json_alone(hub, tiny, tiny_folder):
     assert model_shape("actor", "acme/tiny") == model_shape("actor", str(tiny_folder))
     assert [one.rpartition("/")[2] for one in hub.asked_for("GET", "/resolve/")] == ["config.json"]
