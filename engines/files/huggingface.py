@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 UNUSED = {"lm_head.weight", "score.weight"}  # heads that a role may not need
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATE_FILE, TEMPLATES = "chat_template.jinja", "additional_chat_templates"
+"""A tokenizer's chat template, and a folder of further templates by name, such as `tool_use.jinja`."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -126,6 +127,10 @@ def write_tokenizer(folder: Path, spec: ModelSpec, tokenizer: Path) -> None:
             shutil.copyfile(tokenizer / name, folder / name)
     if spec.chat_template is not None:
         _write_template(folder, spec.chat_template)
+    elif (tokenizer / TEMPLATES).is_dir():
+        (folder / TEMPLATES).mkdir()
+        for file in (tokenizer / TEMPLATES).glob("*.jinja"):
+            shutil.copyfile(file, folder / TEMPLATES / file.name)
 
 
 def _write_template(folder: Path, text: str) -> None:
@@ -190,6 +195,8 @@ def _config_of(spec: ModelSpec, tokenizer: Path) -> dict[str, Any]:
     labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     if spec.head == "scalar" and len(source.get("id2label") or ()) != 1:
         head |= labels
+    if spec.head == "scalar" and "num_labels" in source:
+        head["num_labels"] = 1
     return source | ids | formats | head
 
 

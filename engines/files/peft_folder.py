@@ -16,6 +16,7 @@ from typing import Any
 from prefect_rlhf.engines.files.tensor_files import OpenTensors, StoredTensor, equal_bytes, stored_tensors
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.foreign_file import read_json_object
+from prefect_rlhf.files.hub.hub_path import commit_of
 from prefect_rlhf.files.model_folder import ADAPTER, ADAPTER_TENSORS, APART, is_adapter
 from prefect_rlhf.files.remote_path import is_remote
 from prefect_rlhf.files.storage.inputs import model_folder
@@ -41,11 +42,20 @@ PLAIN: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "lora_bias": ((False, None), "false"),
 }
 """Values of adapter_config.json that leave an adapter plain, by key, and what to use instead of other values."""
-READ = {"peft_type", "r", "lora_alpha", "use_rslora", "modules_to_save", "base_model_name_or_path", "task_type"}
+READ = {
+    "peft_type",
+    "r",
+    "lora_alpha",
+    "use_rslora",
+    "modules_to_save",
+    "base_model_name_or_path",
+    "revision",
+    "task_type",
+}
 WITHOUT_EFFECT = {
     *("target_modules", "exclude_modules", "layers_pattern"),  # the tensors show their choice
     *("lora_dropout", "inference_mode", "eva_config", "corda_config", "lora_ga_config", "loftq_config"),  # of training
-    *("peft_version", "auto_mapping", "revision", "megatron_config", "megatron_core", "qalora_group_size"),
+    *("peft_version", "auto_mapping", "megatron_config", "megatron_core", "qalora_group_size"),
     *("ensure_weight_tying", "runtime_config"),
 }
 _NAME = re.compile(rf"{re.escape(PREFIX)}model\.layers\.\d+\.(?P<matrix>.+)\.lora_[AB]\.weight")
@@ -162,11 +172,14 @@ def _check_shapes(tensors: Mapping[str, StoredTensor], spec: ModelSpec, field: s
 def _check_base(config: Mapping[str, Any], spec: ModelSpec, field: str, say: Callable[[str], None]) -> None:
     """Raise InvalidInput if the base that a config names is on this machine and another model than the role's."""
     named, path = config.get("base_model_name_or_path"), f"{spec.role}.path"
+    theirs_at, ours_at = config.get("revision"), commit_of(spec.path)
     if not isinstance(named, str) or not named or not spec.content:  # a model without content is only planned
         return
     if not Path(named, "config.json").is_file():
         if Path(named).name != Path(spec.path).name and named.replace("/", "--") not in spec.path.replace("/", "--"):
             say(f"{field}: trained on {named}; only shapes show that {spec.path} is the same model")
+        elif ours_at and isinstance(theirs_at, str) and len(theirs_at) == len(ours_at) and theirs_at != ours_at:
+            say(f"{field}: trained on {named}@{theirs_at}; {path} is at commit {ours_at}")
         return
     theirs, ours = stored_tensors(Path(named), field), stored_tensors(model_folder(spec.path, path), path)
     last = f"model.layers.{spec.shape.num_layers - 1}."

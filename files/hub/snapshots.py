@@ -35,6 +35,7 @@ SMALL = (
     *("vocab.json", "merges.txt"),
 )
 """The files of a model that are not weights. No code of a repository is among them."""
+TEMPLATES = "additional_chat_templates"  # a folder with further chat templates
 SMALLEST = ".gitattributes"  # a file of nearly every repository
 ROWS = (".parquet", ".jsonl", ".json", ".ndjson")
 MOST_SHOWN = 6  # files of a repository, in a message
@@ -80,8 +81,10 @@ def model_folder(place: HubPath, field: str, seen: str, part: Part = "all", say:
     key = cache_of_hub(), place, part
     if key in _read and _read[key].is_dir():  # ranks ask for a tokenizer at every call
         return _read[key]
-    small = _FILES.get(part, SMALL)
-    folder = _fetch(place, field, seen, _below(place, small), say) / place.inside
+    small = _below(place, _FILES.get(part, SMALL))
+    if part not in _FILES:
+        small += [f"{templates}/*.jinja" for templates in _below(place, [TEMPLATES])]
+    folder = _fetch(place, field, seen, small, say) / place.inside
     _check_model(place, folder, field, seen, part)
     if part == "all":
         _fetch(place, field, seen, _below(place, [*_weights(place, folder), APART]), say)

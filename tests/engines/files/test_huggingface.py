@@ -14,9 +14,16 @@ import torch
 import two_heads
 from megatron_cases import Case
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 
-from prefect_rlhf.engines.files.huggingface import read_model_spec, write_folder
+from prefect_rlhf.engines.files.huggingface import read_model_spec, write_folder, write_tokenizer
 from prefect_rlhf.engines.files.tensor_files import OpenTensors
 from prefect_rlhf.engines.sampling.chats.answer_end import end_tokens
 from prefect_rlhf.errors.errors import InvalidInput
@@ -253,6 +260,29 @@ def test_a_written_folder_of_two_heads_is_a_language_model_to_others(tmp_path, t
     again = replace(case, folder=str(written)).build(0).weights()
     assert all(torch.equal(shard.view, weights[name].view) for name, shard in again.items())
     assert weights["score.weight"].view.any()
+
+
+def test_an_export_has_all_chat_templates_or_the_models_own(tmp_path, made):
+    """Of the two templates of a tokenizer, transformers takes `tool_use` for a chat with tools."""
+    source = shutil.copytree(made, tmp_path / "source")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"<s>": 0}, "<s>")))
+    tokenizer.chat_template = {"default": "plain", "tool_use": "with tools"}
+    tokenizer.save_pretrained(source)
+    spec = read_model_spec("actor", source, "lm")
+    for folder, own in (("same", None), ("own", "of mine")):
+        (tmp_path / folder).mkdir()
+        write_tokenizer(tmp_path / folder, replace(spec, chat_template=own), source)
+    assert AutoTokenizer.from_pretrained(tmp_path / "same").chat_template == tokenizer.chat_template
+    assert AutoTokenizer.from_pretrained(tmp_path / "own").chat_template == "of mine"
+
+
+def test_a_written_critic_has_one_label_whatever_the_config_said_before(tmp_path, made):
+    source = shutil.copytree(made, tmp_path / "source")
+    edit(source, num_labels=3, id2label=None, label2id=None)
+    case = Case(str(source), head="scalar", new_head=True)
+    tensors = ((name, shard.view.reshape(shard.shape)) for name, shard in case.build(0).weights().items())
+    write_folder(tmp_path / "written", case.spec(), tensors, source)
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "written").score.out_features == 1
 
 
 def test_an_incomplete_folder_never_appears(tmp_path, made):

@@ -128,6 +128,20 @@ def test_a_base_of_another_name_is_reported_and_a_local_base_compared(base, fold
     assert len(said) == 1
 
 
+def test_a_base_at_another_commit_is_reported(base, folder, tmp_path):
+    """`revision` of a PEFT folder is its base's; a branch may have moved, so only commits are compared."""
+    place, said = tmp_path / "models--acme--tiny" / "snapshots" / ("a" * 40), []
+    place.parent.mkdir(parents=True)
+    shutil.copytree(base, place)
+    for revision in (None, "main", "a" * 40):
+        edit(folder, base_model_name_or_path="acme/tiny", revision=revision)
+        read(place, folder, said)
+    assert said == []
+    edit(folder, revision="b" * 40)
+    read(place, folder, said)
+    assert said == [f"actor.adapter.path: trained on acme/tiny@{'b' * 40}; actor.path is at commit {'a' * 40}"]
+
+
 def other_base(folder):
     other = folder.parent / "other"
     shutil.copytree(json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"], other)
