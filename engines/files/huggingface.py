@@ -21,6 +21,7 @@ from prefect_rlhf.engines.files.tensor_files import (
 )
 from prefect_rlhf.engines.sampling.chats.answer_end import end_tokens
 from prefect_rlhf.engines.sampling.chats.listed_ends import listed_ends
+from prefect_rlhf.engines.sampling.chats.tokenizers import corrected_files
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.atomic_file import write_atomically
 from prefect_rlhf.files.foreign_file import read_json_object
@@ -121,10 +122,15 @@ def write_folder(
 
 
 def write_tokenizer(folder: Path, spec: ModelSpec, tokenizer: Path) -> None:
-    """Copy the tokenizer's files, with the model's own chat template if it has one."""
+    """Copy the tokenizer's files, with the model's own chat template if it has one.
+
+    Files that transformers 5 misreads are corrected.
+    """
     for name in TOKENIZER_FILES:
         if (tokenizer / name).is_file():
             shutil.copyfile(tokenizer / name, folder / name)
+    for name, text in corrected_files(str(tokenizer)).items():
+        (folder / name).write_text(text)
     if spec.chat_template is not None:
         _write_template(folder, spec.chat_template)
     elif (tokenizer / TEMPLATES).is_dir():
