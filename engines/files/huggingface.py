@@ -25,6 +25,7 @@ from prefect_rlhf.engines.sampling.chats.tokenizers import corrected_files
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.atomic_file import write_atomically
 from prefect_rlhf.files.foreign_file import read_json_object
+from prefect_rlhf.files.model_folder import TEMPLATE_FILE, TOKENIZER_CONFIG
 from prefect_rlhf.files.remote_path import is_remote
 from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.placement.models.families.known import FAMILIES
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
 
 UNUSED = {"lm_head.weight", "score.weight"}  # heads that a role may not need
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-TEMPLATE_FILE, TEMPLATES = "chat_template.jinja", "additional_chat_templates"
-"""A tokenizer's chat template, and a folder of further templates by name, such as `tool_use.jinja`."""
+TEMPLATES = "additional_chat_templates"
+"""A folder of further chat templates by name, such as `tool_use.jinja`."""
 TOKENIZER_FILES = (
     "tokenizer.json",
-    "tokenizer_config.json",
+    TOKENIZER_CONFIG,
     "tokenizer.model",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -142,7 +143,7 @@ def write_tokenizer(folder: Path, spec: ModelSpec, tokenizer: Path) -> None:
 def _write_template(folder: Path, text: str) -> None:
     """Write a chat template to the file of its own, and into tokenizer_config.json if that has a template too."""
     (folder / TEMPLATE_FILE).write_text(text)
-    file = folder / "tokenizer_config.json"
+    file = folder / TOKENIZER_CONFIG
     if file.is_file() and "chat_template" in (content := read_json_object(file.name, file)):
         file.write_text(json.dumps(content | {"chat_template": text}, indent=2, ensure_ascii=False) + "\n")
 

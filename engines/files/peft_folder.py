@@ -14,10 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.engines.files.tensor_files import OpenTensors, StoredTensor, equal_bytes, stored_tensors
-from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.files.foreign_file import read_json_object
+from prefect_rlhf.errors.errors import InvalidInput, refusing
+from prefect_rlhf.files.foreign_file import read_content, read_json_object
 from prefect_rlhf.files.hub.hub_path import commit_of
-from prefect_rlhf.files.model_folder import ADAPTER, ADAPTER_TENSORS, APART, is_adapter
+from prefect_rlhf.files.model_folder import (
+    ADAPTER,
+    ADAPTER_TENSORS,
+    APART,
+    TEMPLATE_FILE,
+    TOKENIZER_CONFIG,
+    is_adapter,
+)
 from prefect_rlhf.files.remote_path import is_remote
 from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.placement.models.adapter import AdapterSpec
@@ -68,7 +75,7 @@ def read_adapter(
     """Return the adapter in the PEFT folder `path`, which may be remote, for `spec`'s model, its base.
 
     `stated` are the AdapterSpec fields that you gave; the folder must agree with them. `say` gets a line if dropout is
-    left out, and if only shapes show that the base is right.
+    left out, if only shapes show that the base is right, and if the folder has another chat template than the base.
 
     Raises InvalidInput, with field `<role>.adapter.path` or `<role>.adapter.<field>`, for another kind of folder, and
     for an adapter of another base.
@@ -87,6 +94,7 @@ def read_adapter(
             raise InvalidInput(f"{spec.role}.adapter.{name}", value, f"{_in_words(own)}, as in {path}, or no value")
     _check_shapes(tensors, replace(spec, adapter=found), field)
     _check_base(config, spec, field, say)
+    _compare_templates(folder, spec, field, say)
     if config.get("lora_dropout"):
         say(f"{field}: the adapter was trained with dropout {config['lora_dropout']}; here it has no dropout")
     return found
@@ -187,6 +195,30 @@ def _check_base(config: Mapping[str, Any], spec: ModelSpec, field: str, say: Cal
         if name not in theirs or not equal_bytes(theirs[name], ours[name]):
             right = f"an adapter of {spec.path}, or {path}={named}"
             raise InvalidInput(field, f"an adapter of {named}, which has another {name}", right)
+
+
+def _compare_templates(folder: Path, spec: ModelSpec, field: str, say: Callable[[str], None]) -> None:
+    """Say that an adapter's folder has another chat template than its base: trainers save theirs with the adapter."""
+    if spec.chat_template is not None or "lm" not in spec.head or not spec.content:
+        return
+    base = f"{spec.role}.path"
+    own, of_base = _stored_template(folder, field), _stored_template(model_folder(spec.path, base), base)
+    if own is not None and own != of_base:
+        place = folder / TEMPLATE_FILE if (folder / TEMPLATE_FILE).is_file() else "a file with it"
+        say(
+            f"{field}: its folder has another chat template than {spec.path}, whose template is used;"
+            f" if the adapter was trained with its own, set {spec.role}.chat_template={place}"
+        )
+
+
+def _stored_template(folder: Path, field: str) -> str | None:
+    """Return a folder's chat template; None without one, and if it has several by name."""
+    if (file := folder / TEMPLATE_FILE).is_file():
+        with refusing(OSError, field, str(file), "a chat template that can be read"):
+            return read_content(file).decode(errors="replace").strip()
+    file = folder / TOKENIZER_CONFIG
+    found = read_json_object(field, file).get("chat_template") if file.is_file() else None
+    return found.strip() if isinstance(found, str) else None
 
 
 def _in_words(value: object) -> str:

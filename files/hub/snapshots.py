@@ -23,7 +23,14 @@ from prefect_rlhf.files.hub.hub_path import HubPath
 from prefect_rlhf.files.hub.progress import Arrived, Say, bar_class, size
 from prefect_rlhf.files.hub.refusals import cache_of_hub, explained
 from prefect_rlhf.files.hub.session import asking
-from prefect_rlhf.files.model_folder import ADAPTER, ADAPTER_TENSORS, APART, CONFIG
+from prefect_rlhf.files.model_folder import (
+    ADAPTER,
+    ADAPTER_TENSORS,
+    APART,
+    CONFIG,
+    TEMPLATE_FILE,
+    TOKENIZER_CONFIG,
+)
 
 Part = Literal["config", "tokenizer", "all", "adapter"]
 """Which files of a model are needed: config.json, all but weights, all that a run reads, or an adapter's."""
@@ -41,7 +48,10 @@ ROWS = (".parquet", ".jsonl", ".json", ".ndjson")
 MOST_SHOWN = 6  # files of a repository, in a message
 
 _log = logging.getLogger(__name__)
-_FILES: Mapping[Part, tuple[str, ...]] = {"config": (CONFIG,), "adapter": (ADAPTER, ADAPTER_TENSORS, APART)}
+_FILES: Mapping[Part, tuple[str, ...]] = {
+    "config": (CONFIG,),
+    "adapter": (ADAPTER, ADAPTER_TENSORS, APART, TEMPLATE_FILE, TOKENIZER_CONFIG),
+}
 _read: dict[tuple[Path, HubPath, Part], Path] = {}  # what this process has found whole, by the cache
 
 

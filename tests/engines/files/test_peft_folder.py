@@ -142,6 +142,24 @@ def test_a_base_at_another_commit_is_reported(base, folder, tmp_path):
     assert said == [f"actor.adapter.path: trained on acme/tiny@{'b' * 40}; actor.path is at commit {'a' * 40}"]
 
 
+def test_another_chat_template_than_the_bases_is_reported(base, folder, tmp_path):
+    """TRL and LLaMA-Factory save the template that they trained with beside the adapter."""
+    model, said = shutil.copytree(base, tmp_path / "base"), []
+    (folder / "chat_template.jinja").write_text("{{ messages }} of the adapter")
+    read(model, folder, said)
+    assert said[0].endswith(
+        f"another chat template than {model}, whose template is used; if the adapter was trained with its own, "
+        f"set actor.chat_template={folder}/chat_template.jinja"
+    )
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }} of the adapter\n"}))
+    read(model, folder, said)
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "other"}))
+    read(model, folder, said, head="scalar")
+    spec = replace(read_model_spec("actor", model, "lm"), chat_template="stated")
+    read_adapter(spec, folder, {}, say=said.append)
+    assert len(said) == 1
+
+
 def other_base(folder):
     other = folder.parent / "other"
     shutil.copytree(json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"], other)
