@@ -177,13 +177,6 @@ def broken_model(
     return at(good, f"{role}.path", str(folder))
 
 
-def with_adapter_beside(good, name):
-    """Parameters with an actor whose folder has the files of an adapter too."""
-    parameters = broken_model(good, name)
-    (good["folder"] / name / "adapter_config.json").write_text("{}")
-    return parameters
-
-
 BOMB = "\n".join(
     ["a: &a [x, x]", *(f"{b}: &{b} [{', '.join(f'*{a}' for _ in range(9))}]" for a, b in pairwise("abcdefghij"))]
 )
@@ -354,7 +347,6 @@ CASES = {
     "an adapter on a matrix that the family lacks": (lambda g: at(g, "actor.adapter", {"target_modules": ["c_attn"]}), "actor.adapter.target_modules: got 'c_attn', expected all-linear, or some of q_proj, k_proj"),
     "an adapter with DoRA": (lambda g: at(g, "actor.adapter", {"use_dora": True}), "actor.adapter.use_dora: got True, expected no value: DoRA is not offered"),
     "an adapter's folder that is none": (lambda g: at(g, "actor.adapter", {"path": "/nowhere"}), "actor.adapter.path: got '/nowhere', expected a folder that peft wrote, with adapter_config.json"),
-    "an adapter in the folder of a whole model": (lambda g: with_adapter_beside(g, "both"), "expected a whole model alone: move the adapter to a folder of its own, and state that as actor.adapter.path"),
     "merged models without an adapter": (lambda g: at(g, "export_merged", True), "export_merged: got True, expected false: no trained model has an adapter"),
     "four bits of weights that are trained": (lambda g: at(g, "actor.base_dtype", "nf4"), "actor.base_dtype: got 'nf4', expected no value without an adapter"),
     "another format of a base": (lambda g: at(at(g, "actor.adapter", {"rank": 4}), "actor.base_dtype", "int8"), "actor.base_dtype: got 'int8', expected"),
@@ -451,6 +443,16 @@ def test_a_run_goes_on_with_rows_that_are_read_as_before(good, tmp_path, change)
     (name, value), *_ = change.items()
     with pytest.raises(InvalidInput, match=f"a checkpoint with datasets.prompts.*expected .*{name}={value}"):
         check(at(going_on, f"prompts.{name}", value))
+
+
+def test_an_adapter_in_the_folder_of_a_whole_model_is_refused(good):
+    """transformers adds it to its base without a word."""
+    parameters = broken_model(good, "both")
+    (good["folder"] / "both" / "adapter_config.json").write_text("{}")
+    with pytest.raises(
+        InvalidInput, match="beside the model in .*both', expected a whole model alone: move the adapter"
+    ):
+        check(parameters)
 
 
 def test_a_parameter_without_a_value_is_refused():
