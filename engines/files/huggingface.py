@@ -21,9 +21,11 @@ from prefect_rlhf.engines.files.tensor_files import (
 )
 from prefect_rlhf.engines.sampling.chats.answer_end import end_tokens
 from prefect_rlhf.engines.sampling.chats.listed_ends import listed_ends
+from prefect_rlhf.engines.sampling.chats.tokenizers import corrected_files
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.atomic_file import write_atomically
 from prefect_rlhf.files.foreign_file import read_json_object
+from prefect_rlhf.files.model_folder import TEMPLATE_FILE, TOKENIZER_CONFIG
 from prefect_rlhf.files.remote_path import is_remote
 from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.placement.models.families.known import FAMILIES
@@ -35,10 +37,11 @@ if TYPE_CHECKING:
 
 UNUSED = {"lm_head.weight", "score.weight"}  # heads that a role may not need
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATES = "additional_chat_templates"
+"""A folder of further chat templates by name, such as `tool_use.jinja`."""
 TOKENIZER_FILES = (
     "tokenizer.json",
-    "tokenizer_config.json",
+    TOKENIZER_CONFIG,
     "tokenizer.model",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -120,18 +123,27 @@ def write_folder(
 
 
 def write_tokenizer(folder: Path, spec: ModelSpec, tokenizer: Path) -> None:
-    """Copy the tokenizer's files, with the model's own chat template if it has one."""
+    """Copy the tokenizer's files, with the model's own chat template if it has one.
+
+    Files that transformers 5 misreads are corrected.
+    """
     for name in TOKENIZER_FILES:
         if (tokenizer / name).is_file():
             shutil.copyfile(tokenizer / name, folder / name)
+    for name, text in corrected_files(str(tokenizer)).items():
+        (folder / name).write_text(text)
     if spec.chat_template is not None:
         _write_template(folder, spec.chat_template)
+    elif (tokenizer / TEMPLATES).is_dir():
+        (folder / TEMPLATES).mkdir()
+        for file in (tokenizer / TEMPLATES).glob("*.jinja"):
+            shutil.copyfile(file, folder / TEMPLATES / file.name)
 
 
 def _write_template(folder: Path, text: str) -> None:
     """Write a chat template to the file of its own, and into tokenizer_config.json if that has a template too."""
     (folder / TEMPLATE_FILE).write_text(text)
-    file = folder / "tokenizer_config.json"
+    file = folder / TOKENIZER_CONFIG
     if file.is_file() and "chat_template" in (content := read_json_object(file.name, file)):
         file.write_text(json.dumps(content | {"chat_template": text}, indent=2, ensure_ascii=False) + "\n")
 
@@ -190,6 +202,8 @@ def _config_of(spec: ModelSpec, tokenizer: Path) -> dict[str, Any]:
     labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     if spec.head == "scalar" and len(source.get("id2label") or ()) != 1:
         head |= labels
+    if spec.head == "scalar" and "num_labels" in source:
+        head["num_labels"] = 1
     return source | ids | formats | head
 
 

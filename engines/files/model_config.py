@@ -76,7 +76,7 @@ def shape_of(config: dict[str, Any], field: str, family: Family, reasons: str = 
     kv_heads = _size(config, "num_key_value_heads", field, MOST_WIDE, unsaid_kv_heads or heads)
     if heads % kv_heads:
         raise InvalidInput(f"{field}.num_key_value_heads", kv_heads, f"a divisor of the {heads} attention heads")
-    theta = {"rope_theta": config.get("rope_theta") or family.rope_theta} | _rope_settings(config, field)
+    theta = {"rope_theta": config.get("rope_theta") or family.rope_theta} | _rope_settings(config, field, family)
     head_dim = _size(config, "head_dim", field, MOST_WIDE, family.head_dim or hidden // heads)
     if head_dim % 2:
         raise InvalidInput(f"{field}.head_dim", head_dim, "an even number: rotary embeddings turn pairs")
@@ -99,7 +99,7 @@ def shape_of(config: dict[str, Any], field: str, family: Family, reasons: str = 
         norms_after=family.norms_after,
         not_run=reasons,
         family=family.model_type,
-        rope_scaling=_rope_scaling(config, field),
+        rope_scaling=_rope_scaling(config, field, family),
         window=_window(config, field, family, num_layers),
         score_width=_score_width(config, field, family, head_dim),
         experts=_experts(config, field, family),
@@ -121,7 +121,7 @@ def not_run(config: dict[str, Any], field: str, family: Family) -> Iterator[Inva
     for key, right in family.only.items():
         if config.get(key) is not None and config[key] != right:
             yield InvalidInput(f"{field}.{key}", config[key], repr(right))
-    yield from _rope_not_run(config, field)
+    yield from _rope_not_run(config, field, family)
     yield from _window_not_run(config, field, family)
     if not family.head_dim_is_free:
         width, even = config.get("head_dim"), _even_head(config)
@@ -251,9 +251,9 @@ def _score_width(config: dict[str, Any], field: str, family: Family, head_dim: i
     return None if width == head_dim else width
 
 
-def _rope_not_run(config: dict[str, Any], field: str) -> Iterator[InvalidInput]:
+def _rope_not_run(config: dict[str, Any], field: str, family: Family) -> Iterator[InvalidInput]:
     """Yield errors for rotary settings other than the default and Llama 3.1's."""
-    rope = _rope_settings(config, field)
+    rope = _rope_settings(config, field, family)
     if (kind := _rope_kind(rope)) not in ("default", "llama3"):
         yield InvalidInput(f"{field}.rope_type", kind, "'default' or 'llama3' rotary embeddings")
     of_local = _local_rope(config)
@@ -262,18 +262,33 @@ def _rope_not_run(config: dict[str, Any], field: str) -> Iterator[InvalidInput]:
     for key, value in sorted((*rope.items(), *of_local.items()), key=str):
         if key not in ROPE and not is_off(value) and (key, value) != ("partial_rotary_factor", 1):
             yield UnknownKey(f"{field}.rope_parameters.{key}", value, "rotary embeddings have no such key here")
+    if family.local_layers is not None:
+        for key, value in _object(config, "rope_parameters", field).items():
+            if key not in (WHOLE, LOCAL) and not is_off(value):
+                hint = f"{family.name} has settings by kind of layer, in {WHOLE} and {LOCAL}"
+                yield UnknownKey(f"{field}.rope_parameters.{key}", value, hint)
 
 
-def _rope_settings(config: dict[str, Any], field: str) -> dict[str, Any]:
-    """Return rotary settings: `rope_parameters` since transformers 5, `rope_scaling` before.
+def _rope_settings(config: dict[str, Any], field: str, family: Family) -> dict[str, Any]:
+    """Return rotary settings; in a family with windows, those of layers that attend to all tokens.
 
-    If a model's layers have several, return the settings of layers that attend to all tokens.
+    They are `rope_parameters` since transformers 5, and `rope_scaling` before. A file may have both, because Qwen's
+    pages say to add a `rope_scaling` for long texts. transformers then reads `rope_scaling` and drops the other; in a
+    family with windows it adds the one to the other.
     """
-    settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(settings, dict):
-        raise InvalidInput(f"{field}.rope_parameters", settings, "a JSON object")
-    of_all = settings.get("full_attention", settings)
-    return of_all if isinstance(of_all, dict) else {}
+    settings, scaling = (_object(config, key, field) for key in ("rope_parameters", "rope_scaling"))
+    if family.local_layers is None:
+        return scaling or settings
+    of_all = settings.get(WHOLE)
+    return (of_all if isinstance(of_all, dict) else {}) | scaling
+
+
+def _object(config: dict[str, Any], key: str, field: str) -> dict[str, Any]:
+    """Return the JSON object of a key; empty if it is absent or null."""
+    found = config.get(key) or {}
+    if not isinstance(found, dict):
+        raise InvalidInput(f"{field}.{key}", found, "a JSON object")
+    return found
 
 
 def _rope_kind(rope: Mapping[str, Any]) -> Any:
@@ -282,9 +297,9 @@ def _rope_kind(rope: Mapping[str, Any]) -> Any:
     return "default" if kind == "linear" and rope.get("factor") == 1 else kind
 
 
-def _rope_scaling(config: dict[str, Any], field: str) -> RopeScaling | None:
+def _rope_scaling(config: dict[str, Any], field: str, family: Family) -> RopeScaling | None:
     """Return the scaling of `rope_type: llama3`; None for another type."""
-    rope = _rope_settings(config, field)
+    rope = _rope_settings(config, field, family)
     if _rope_kind(rope) != "llama3":
         return None
     place = f"{field}.rope_parameters"

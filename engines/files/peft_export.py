@@ -16,7 +16,7 @@ from prefect_rlhf.engines.files.peft_folder import HEAD, PREFIX
 from prefect_rlhf.engines.files.quantized_base import as_in_four_bits
 from prefect_rlhf.engines.files.tensor_files import OpenTensors, write_tensors
 from prefect_rlhf.files.atomic_file import write_atomically
-from prefect_rlhf.files.hub.hub_path import repository_of
+from prefect_rlhf.files.hub.hub_path import commit_of, repository_of
 from prefect_rlhf.files.model_folder import ADAPTER, ADAPTER_TENSORS, APART
 from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.placement.models.adapter import AdapterSpec
@@ -90,6 +90,7 @@ def _config(spec: ModelSpec, adapter: AdapterSpec) -> dict[str, Any]:
         "peft_type": "LORA",
         "task_type": "SEQ_CLS" if spec.head == "scalar" else "CAUSAL_LM",
         "base_model_name_or_path": repository_of(spec.path) or spec.content or spec.path,
+        "revision": commit_of(spec.path),
         "r": adapter.rank,
         "lora_alpha": whole_alpha,
         "use_rslora": adapter.rslora,

@@ -14,9 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.engines.files.tensor_files import OpenTensors, StoredTensor, equal_bytes, stored_tensors
-from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.files.foreign_file import read_json_object
-from prefect_rlhf.files.model_folder import ADAPTER, ADAPTER_TENSORS, APART, is_adapter
+from prefect_rlhf.errors.errors import InvalidInput, refusing
+from prefect_rlhf.files.foreign_file import read_content, read_json_object
+from prefect_rlhf.files.hub.hub_path import commit_of
+from prefect_rlhf.files.model_folder import (
+    ADAPTER,
+    ADAPTER_TENSORS,
+    APART,
+    TEMPLATE_FILE,
+    TOKENIZER_CONFIG,
+    is_adapter,
+)
 from prefect_rlhf.files.remote_path import is_remote
 from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.placement.models.adapter import AdapterSpec
@@ -32,7 +40,7 @@ PLAIN: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "fan_in_fan_out": ((False, None), "false"),
     "use_dora": ((False, None), "false: DoRA is not computed here"),
     "init_lora_weights": (
-        (True, False, "gaussian", "eva", "orthogonal", "mica", "lora_ga"),
+        (True, False, "gaussian", "eva", "orthogonal", "mica"),
         "a plain adapter; this kind changes its base: convert it with path_initial_model_for_weight_conversion",
     ),
     "rank_pattern": (({}, None), "no pattern: all matrices have the same rank"),
@@ -41,11 +49,20 @@ PLAIN: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "lora_bias": ((False, None), "false"),
 }
 """Values of adapter_config.json that leave an adapter plain, by key, and what to use instead of other values."""
-READ = {"peft_type", "r", "lora_alpha", "use_rslora", "modules_to_save", "base_model_name_or_path", "task_type"}
+READ = {
+    "peft_type",
+    "r",
+    "lora_alpha",
+    "use_rslora",
+    "modules_to_save",
+    "base_model_name_or_path",
+    "revision",
+    "task_type",
+}
 WITHOUT_EFFECT = {
     *("target_modules", "exclude_modules", "layers_pattern"),  # the tensors show their choice
     *("lora_dropout", "inference_mode", "eva_config", "corda_config", "lora_ga_config", "loftq_config"),  # of training
-    *("peft_version", "auto_mapping", "revision", "megatron_config", "megatron_core", "qalora_group_size"),
+    *("peft_version", "auto_mapping", "megatron_config", "megatron_core", "qalora_group_size"),
     *("ensure_weight_tying", "runtime_config"),
 }
 _NAME = re.compile(rf"{re.escape(PREFIX)}model\.layers\.\d+\.(?P<matrix>.+)\.lora_[AB]\.weight")
@@ -58,7 +75,7 @@ def read_adapter(
     """Return the adapter in the PEFT folder `path`, which may be remote, for `spec`'s model, its base.
 
     `stated` are the AdapterSpec fields that you gave; the folder must agree with them. `say` gets a line if dropout is
-    left out, and if only shapes show that the base is right.
+    left out, if only shapes show that the base is right, and if the folder has another chat template than the base.
 
     Raises InvalidInput, with field `<role>.adapter.path` or `<role>.adapter.<field>`, for another kind of folder, and
     for an adapter of another base.
@@ -77,6 +94,7 @@ def read_adapter(
             raise InvalidInput(f"{spec.role}.adapter.{name}", value, f"{_in_words(own)}, as in {path}, or no value")
     _check_shapes(tensors, replace(spec, adapter=found), field)
     _check_base(config, spec, field, say)
+    _compare_templates(folder, spec, field, say)
     if config.get("lora_dropout"):
         say(f"{field}: the adapter was trained with dropout {config['lora_dropout']}; here it has no dropout")
     return found
@@ -145,13 +163,16 @@ def _matrices(tensors: Mapping[str, StoredTensor], spec: ModelSpec, field: str) 
 
 def _check_shapes(tensors: Mapping[str, StoredTensor], spec: ModelSpec, field: str) -> None:
     expected = {parameter.name: parameter.shape for parameter in parts(spec)["adapter"]}
+    if PREFIX + HEAD in tensors:
+        expected[HEAD] = (1, spec.shape.hidden_size)
     for name, shape in expected.items():
         if (stored := tensors.get(PREFIX + name)) is None:
             raise InvalidInput(field, f"no tensor {PREFIX}{name}", "a folder with the same matrices in every layer")
         if stored.shape != shape:
             seen = f"{name} of shape {stored.shape}"
-            raise InvalidInput(field, seen, f"shape {shape}, as {spec.path} and r in {ADAPTER} say")
-    known = {PREFIX + name for name in (*expected, HEAD)}
+            why = "a head of one number" if name == HEAD else f"as {spec.path} and r in {ADAPTER} say"
+            raise InvalidInput(field, seen, f"shape {shape}, {why}")
+    known = {PREFIX + name for name in expected}
     for name in sorted(tensors.keys() - known):
         raise InvalidInput(field, f"tensor {name}", f"{spec.shape.num_layers} layers, as {spec.path} has")
 
@@ -159,11 +180,14 @@ def _check_shapes(tensors: Mapping[str, StoredTensor], spec: ModelSpec, field: s
 def _check_base(config: Mapping[str, Any], spec: ModelSpec, field: str, say: Callable[[str], None]) -> None:
     """Raise InvalidInput if the base that a config names is on this machine and another model than the role's."""
     named, path = config.get("base_model_name_or_path"), f"{spec.role}.path"
+    theirs_at, ours_at = config.get("revision"), commit_of(spec.path)
     if not isinstance(named, str) or not named or not spec.content:  # a model without content is only planned
         return
     if not Path(named, "config.json").is_file():
         if Path(named).name != Path(spec.path).name and named.replace("/", "--") not in spec.path.replace("/", "--"):
             say(f"{field}: trained on {named}; only shapes show that {spec.path} is the same model")
+        elif ours_at and isinstance(theirs_at, str) and len(theirs_at) == len(ours_at) and theirs_at != ours_at:
+            say(f"{field}: trained on {named}@{theirs_at}; {path} is at commit {ours_at}")
         return
     theirs, ours = stored_tensors(Path(named), field), stored_tensors(model_folder(spec.path, path), path)
     last = f"model.layers.{spec.shape.num_layers - 1}."
@@ -171,6 +195,30 @@ def _check_base(config: Mapping[str, Any], spec: ModelSpec, field: str, say: Cal
         if name not in theirs or not equal_bytes(theirs[name], ours[name]):
             right = f"an adapter of {spec.path}, or {path}={named}"
             raise InvalidInput(field, f"an adapter of {named}, which has another {name}", right)
+
+
+def _compare_templates(folder: Path, spec: ModelSpec, field: str, say: Callable[[str], None]) -> None:
+    """Say that an adapter's folder has another chat template than its base: trainers save theirs with the adapter."""
+    if spec.chat_template is not None or "lm" not in spec.head or not spec.content:
+        return
+    base = f"{spec.role}.path"
+    own, of_base = _stored_template(folder, field), _stored_template(model_folder(spec.path, base), base)
+    if own is not None and own != of_base:
+        place = folder / TEMPLATE_FILE if (folder / TEMPLATE_FILE).is_file() else "a file with it"
+        say(
+            f"{field}: its folder has another chat template than {spec.path}, whose template is used;"
+            f" if the adapter was trained with its own, set {spec.role}.chat_template={place}"
+        )
+
+
+def _stored_template(folder: Path, field: str) -> str | None:
+    """Return a folder's chat template; None without one, and if it has several by name."""
+    if (file := folder / TEMPLATE_FILE).is_file():
+        with refusing(OSError, field, str(file), "a chat template that can be read"):
+            return read_content(file).decode(errors="replace").strip()
+    file = folder / TOKENIZER_CONFIG
+    found = read_json_object(field, file).get("chat_template") if file.is_file() else None
+    return found.strip() if isinstance(found, str) else None
 
 
 def _in_words(value: object) -> str:

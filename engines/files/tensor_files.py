@@ -205,20 +205,36 @@ def _write(
 
 
 def _files(folder: Path, field: str) -> list[Path]:
-    if (folder / INDEX).is_file():
-        refuse_pointer(field, folder / INDEX)
-        unreadable = (OSError, ValueError, KeyError, AttributeError, TypeError)
-        with refusing(unreadable, field, INDEX, "a JSON object with a weight_map", most=0):
-            names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
-    else:
-        names = [SINGLE]
+    names = _indexed(folder, field) or [SINGLE]
     for name in names:
-        if not isinstance(name, str) or Path(name).name != name:
-            raise InvalidInput(field, name, f"names of files in {folder}, in its {INDEX}")
         if not (folder / name).is_file():
             expected = f"a folder that holds its safetensors files{without_safetensors(folder)}"
             raise InvalidInput(field, f"no file {name} in {folder}", expected)
     return [folder / name for name in (*names, *((APART,) if (folder / APART).is_file() else ()))]
+
+
+def _indexed(folder: Path, field: str) -> list[str]:
+    """Return the files that a folder's index names; none without an index, and for an index that was left over.
+
+    `save_pretrained` into a folder that has a model leaves the older model's index, or its single file. transformers
+    reads the single file then, vLLM the files of the index. Raises InvalidInput if there are both.
+    """
+    if not (folder / INDEX).is_file():
+        return []
+    refuse_pointer(field, folder / INDEX)
+    unreadable = (OSError, ValueError, KeyError, AttributeError, TypeError)
+    with refusing(unreadable, field, INDEX, "a JSON object with a weight_map", most=0):
+        names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise InvalidInput(field, name, f"names of files in {folder}, in its {INDEX}")
+    if SINGLE in names or not (folder / SINGLE).is_file():
+        return names
+    if found := [name for name in names if (folder / name).is_file()]:
+        seen = f"{SINGLE} and {found[0]} in {folder}"
+        right = f"one model: remove {SINGLE} if it is the older one, else {INDEX} and its files"
+        raise InvalidInput(field, seen, right)
+    return []
 
 
 def _read_header(file: Path, field: str) -> tuple[dict[str, Any], int]:

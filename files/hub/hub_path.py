@@ -141,6 +141,16 @@ def repository_of(path: str) -> str | None:
     return None if place is None else place.repo
 
 
+def commit_of(path: str) -> str | None:
+    """Return the commit of a model's copy in the Hub's cache; None for any other folder.
+
+    >>> commit_of(f"/home/me/hub/models--acme--tiny/snapshots/{'7a' * 20}") == "7a" * 20, commit_of("models/tiny")
+    (True, None)
+    """
+    found = _SNAPSHOT.search(path)
+    return None if found is None else found["commit"]
+
+
 def _in_url(revision: str) -> str:
     is_ref = revision.startswith(("refs/pr/", "refs/convert/"))  # hf:// takes only these with slashes
     return revision if is_ref else revision.replace("/", "%2F")

@@ -23,7 +23,14 @@ from prefect_rlhf.files.hub.hub_path import HubPath
 from prefect_rlhf.files.hub.progress import Arrived, Say, bar_class, size
 from prefect_rlhf.files.hub.refusals import cache_of_hub, explained
 from prefect_rlhf.files.hub.session import asking
-from prefect_rlhf.files.model_folder import ADAPTER, ADAPTER_TENSORS, APART, CONFIG
+from prefect_rlhf.files.model_folder import (
+    ADAPTER,
+    ADAPTER_TENSORS,
+    APART,
+    CONFIG,
+    TEMPLATE_FILE,
+    TOKENIZER_CONFIG,
+)
 
 Part = Literal["config", "tokenizer", "all", "adapter"]
 """Which files of a model are needed: config.json, all but weights, all that a run reads, or an adapter's."""
@@ -35,12 +42,16 @@ SMALL = (
     *("vocab.json", "merges.txt"),
 )
 """The files of a model that are not weights. No code of a repository is among them."""
+TEMPLATES = "additional_chat_templates"  # a folder with further chat templates
 SMALLEST = ".gitattributes"  # a file of nearly every repository
 ROWS = (".parquet", ".jsonl", ".json", ".ndjson")
 MOST_SHOWN = 6  # files of a repository, in a message
 
 _log = logging.getLogger(__name__)
-_FILES: Mapping[Part, tuple[str, ...]] = {"config": (CONFIG,), "adapter": (ADAPTER, ADAPTER_TENSORS, APART)}
+_FILES: Mapping[Part, tuple[str, ...]] = {
+    "config": (CONFIG,),
+    "adapter": (ADAPTER, ADAPTER_TENSORS, APART, TEMPLATE_FILE, TOKENIZER_CONFIG),
+}
 _read: dict[tuple[Path, HubPath, Part], Path] = {}  # what this process has found whole, by the cache
 
 
@@ -80,11 +91,13 @@ def model_folder(place: HubPath, field: str, seen: str, part: Part = "all", say:
     key = cache_of_hub(), place, part
     if key in _read and _read[key].is_dir():  # ranks ask for a tokenizer at every call
         return _read[key]
-    small = _FILES.get(part, SMALL)
-    folder = _fetch(place, field, seen, _below(place, small), say) / place.inside
+    small = _below(place, _FILES.get(part, SMALL))
+    if part not in _FILES:
+        small += [f"{templates}/*.jinja" for templates in _below(place, [TEMPLATES])]
+    folder = _fetch(place, field, seen, small, say) / place.inside
     _check_model(place, folder, field, seen, part)
     if part == "all":
-        _fetch(place, field, seen, _below(place, [*_weights(folder), APART]), say)
+        _fetch(place, field, seen, _below(place, [*_weights(place, folder), APART]), say)
     _read[key] = folder
     return folder
 
@@ -222,9 +235,15 @@ def _base(folder: Path) -> str:
     return in_short(named, str) if isinstance(named, str) and named else "another model"
 
 
-def _weights(folder: Path) -> list[str]:
-    """Return the names of a model's files of weights; a file that is not there is refused when the model is read."""
-    if not (folder / INDEX).is_file():
+def _weights(place: HubPath, folder: Path) -> list[str]:
+    """Return the names of a model's files of weights; a file that is not there is refused when the model is read.
+
+    A repository with a single file and an index is read by its single file, as transformers reads it.
+    """
+    listed = files_of(place)
+    single = f"{place.inside}/{WEIGHTS}" if place.inside else WEIGHTS
+    is_single = (folder / WEIGHTS).is_file() if listed is None else single in listed
+    if is_single or not (folder / INDEX).is_file():
         return [WEIGHTS]
     with suppress(OSError, ValueError, AttributeError, TypeError):
         return sorted({str(name) for name in json.loads((folder / INDEX).read_text())["weight_map"].values()})

@@ -13,6 +13,7 @@ from prefect_rlhf.blocks.dataset import DatasetParameter, Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.blocks.rated_answers import RatedAnswers
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.model_folder import ADAPTER, is_adapter
 from prefect_rlhf.files.storage.inputs import dataset_path, is_on_hub, model_folder, pinned_dataset, pinned_model
 from prefect_rlhf.flows.forms.evaluation import datasets_in, plays_of, with_others
 from prefect_rlhf.flows.training.log import log_info, log_now
@@ -146,9 +147,23 @@ def read_run_inputs(arguments: Mapping[str, Any]) -> RunInputs:
         file = model.chat_template
         template = None if file is None else read_template(file, model.path, f"{role}.chat_template")
         spec = read_model_spec(role, model.path, model.head, dtype=model.dtype, new_head=model.new_head)
+        _refuse_adapter_beside(role, model)
         return with_adapter(replace(spec, eos_token=model.eos_token, chat_template=template), model)
 
     return read_inputs(arguments, read_model)
+
+
+def _refuse_adapter_beside(role: str, model: Model) -> None:
+    """Raise InvalidInput for a whole model with an adapter's files, unless the role states its adapter's folder.
+
+    transformers adds such an adapter to its base without a word.
+    """
+    field = f"{role}.path"
+    if (model.adapter is None or not model.adapter.path) and is_adapter(model_folder(model.path, field)):
+        right = f"a whole model alone: move the adapter to a folder of its own, and state that as {role}.adapter.path"
+        raise InvalidInput(
+            field, f"{ADAPTER} beside the model in {model.path}", f"{right}, or remove it if it is merged"
+        )
 
 
 def with_adapter(spec: ModelSpec, model: Model) -> ModelSpec:

@@ -317,6 +317,16 @@ def test_a_run_goes_on_with_rows_that_are_read_as_before(good, tmp_path, change)
         check(at(going_on, f"prompts.{name}", value))
 
 
+def test_an_adapter_in_the_folder_of_a_whole_model_is_refused(good):
+    """transformers adds it to its base without a word."""
+    parameters = broken_model(good, "both")
+    (good["folder"] / "both" / "adapter_config.json").write_text("{}")
+    with pytest.raises(
+        InvalidInput, match="beside the model in .*both', expected a whole model alone: move the adapter"
+    ):
+        check(parameters)
+
+
 def test_a_parameter_without_a_value_is_refused():
     with pytest.raises(RlhfError, match="NAME=VALUE"):
         read_parameters(None, ["steps"])

@@ -1,13 +1,19 @@
 """A model folder's tokenizer, loaded once per process."""
 
+import json
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.errors.errors import refusing
+from prefect_rlhf.files.foreign_file import read_json_object
 from prefect_rlhf.files.hub.hub_path import shown_folder
 from prefect_rlhf.files.storage.inputs import model_folder
 
+FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
+_BYTES = "ByteLevel"  # how tokenizer.json names the spelling of GPT-2 and Llama 3
+_PLAIN = "PreTrainedTokenizerFast"  # the class that does what tokenizer.json says
 _IS_SET = "_chat_template_is_set"  # an attribute of a tokenizer whose template is not that of its folder
 
 
@@ -31,9 +37,56 @@ def loaded(folder: str, template: str | None = None) -> Any:
     from transformers import AutoTokenizer  # only here: it takes seconds to import
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if _drops_spaces(tokenizer, folder):
+        tokenizer = _by_its_file(folder)
     if template is not None:
         tokenizer.chat_template = template
         setattr(tokenizer, _IS_SET, True)
+    return tokenizer
+
+
+def corrected_files(folder: str) -> Mapping[str, str]:
+    """Return the text of tokenizer files that transformers 5 misreads, corrected for an export; empty if it reads them.
+
+    Other versions, and vLLM, read the corrected files as `loaded` reads the folder.
+    """
+    if not all(Path(folder, name).is_file() for name in (FILE, CONFIG)):
+        return {}
+    content = read_json_object(CONFIG, Path(folder, CONFIG))
+    if not str(content.get("tokenizer_class")).startswith("LlamaTokenizer"):
+        return {}
+    tokenizer = loaded(folder)
+    if type(tokenizer).__name__.startswith("LlamaTokenizer"):
+        return {}
+    config = json.dumps(content | {"tokenizer_class": _PLAIN}, indent=2, ensure_ascii=False)
+    return {FILE: tokenizer.backend_tokenizer.to_str(pretty=True), CONFIG: f"{config}\n"}
+
+
+def _drops_spaces(tokenizer: Any, folder: str) -> bool:
+    """Whether tokenizer.json spells bytes as letters, and transformers made a tokenizer that does not.
+
+    transformers 5 does so if tokenizer_config.json names LlamaTokenizerFast, as in DeepSeek's R1 distillates of Llama:
+    all spaces are lost. It knows these by their names on the Hub, not in a folder (transformers, issue 45488).
+    """
+    file, backend = Path(folder, FILE), getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or not file.is_file() or _BYTES in repr(backend.decoder):
+        return False
+    if f'"{_BYTES}"'.encode() not in file.read_bytes():  # to parse Gemma's file takes a second
+        return False
+    from tokenizers import Tokenizer
+
+    return _BYTES in repr(Tokenizer.from_file(str(file)).decoder)
+
+
+def _by_its_file(folder: str) -> Any:
+    """Load a tokenizer as transformers 4 does: tokenizer.json, with the beginning and end that the config states."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    config = Path(folder, CONFIG)
+    stated = read_json_object(CONFIG, config) if config.is_file() else {}
+    tokenizer.add_bos_token = stated.get("add_bos_token", True)
+    tokenizer.add_eos_token = stated.get("add_eos_token", False)
     return tokenizer
 
 

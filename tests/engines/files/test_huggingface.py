@@ -14,9 +14,16 @@ import torch
 import two_heads
 from megatron_cases import Case
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 
-from prefect_rlhf.engines.files.huggingface import read_model_spec, write_folder
+from prefect_rlhf.engines.files.huggingface import read_model_spec, write_folder, write_tokenizer
 from prefect_rlhf.engines.files.tensor_files import OpenTensors
 from prefect_rlhf.engines.sampling.chats.answer_end import end_tokens
 from prefect_rlhf.errors.errors import InvalidInput
@@ -131,7 +138,10 @@ BROKEN = {
         "model.safetensors.index.json', expected the file, not a Git LFS pointer to it: run git lfs pull in ",
     ),
     "shard": (
-        lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-2.safetensors"}}'),
+        lambda f: (
+            (f / "model.safetensors").unlink(),
+            (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-2.safetensors"}}'),
+        ),
         "no file model-2.safetensors in",
     ),
 }
@@ -169,6 +179,39 @@ def test_old_and_new_rope_settings_are_read(folder):
     assert read_model_spec("actor", folder, "lm").shape.rope_theta == 1e5
     edit(folder, rope_parameters=None, rope_theta=5e5)
     assert read_model_spec("actor", folder, "lm").shape.rope_theta == 5e5
+
+
+def shards(folder, scale):
+    """Write the folder's tensors, times `scale`, to two files with an index, beside the single file."""
+    tensors = load_file(folder / "model.safetensors")
+    names = {name: f"model-0000{1 + place % 2}-of-00002.safetensors" for place, name in enumerate(sorted(tensors))}
+    for file in set(names.values()):
+        part = {name: scale * tensors[name] for name in names if names[name] == file}
+        save_file(part, folder / file, {"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+
+
+def test_a_single_file_beside_the_index_of_an_older_model_is_read_as_transformers_reads_it(folder):
+    """`save_pretrained` into the folder of a larger model removes its shards, and leaves their index."""
+    shards(folder, 0.5)
+    for file in folder.glob("model-*"):
+        file.unlink()
+    expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).model.norm.weight
+    read_model_spec("actor", folder, "lm")
+    with OpenTensors(str(folder), "actor.path") as tensors:
+        assert torch.equal(tensors.read("model.norm.weight", ((0, 64),)), expected)
+
+
+def test_two_models_in_a_folder_are_refused(folder):
+    """transformers reads the single file, and vLLM the files of the index."""
+    shards(folder, 0.5)
+    with pytest.raises(
+        InvalidInput, match=r"got 'model.safetensors and model-00001-of-00002.* in .*expected one model"
+    ):
+        read_model_spec("actor", folder, "lm")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": "model.safetensors"}}))
+    assert read_model_spec("actor", folder, "lm").shape.num_layers == 2  # an index of the single file itself
 
 
 def test_reading_a_spec_imports_no_torch(made):
@@ -217,6 +260,29 @@ def test_a_written_folder_of_two_heads_is_a_language_model_to_others(tmp_path, t
     again = replace(case, folder=str(written)).build(0).weights()
     assert all(torch.equal(shard.view, weights[name].view) for name, shard in again.items())
     assert weights["score.weight"].view.any()
+
+
+def test_an_export_has_all_chat_templates_or_the_models_own(tmp_path, made):
+    """Of the two templates of a tokenizer, transformers takes `tool_use` for a chat with tools."""
+    source = shutil.copytree(made, tmp_path / "source")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"<s>": 0}, "<s>")))
+    tokenizer.chat_template = {"default": "plain", "tool_use": "with tools"}
+    tokenizer.save_pretrained(source)
+    spec = read_model_spec("actor", source, "lm")
+    for folder, own in (("same", None), ("own", "of mine")):
+        (tmp_path / folder).mkdir()
+        write_tokenizer(tmp_path / folder, replace(spec, chat_template=own), source)
+    assert AutoTokenizer.from_pretrained(tmp_path / "same").chat_template == tokenizer.chat_template
+    assert AutoTokenizer.from_pretrained(tmp_path / "own").chat_template == "of mine"
+
+
+def test_a_written_critic_has_one_label_whatever_the_config_said_before(tmp_path, made):
+    source = shutil.copytree(made, tmp_path / "source")
+    edit(source, num_labels=3, id2label=None, label2id=None)
+    case = Case(str(source), head="scalar", new_head=True)
+    tensors = ((name, shard.view.reshape(shard.shape)) for name, shard in case.build(0).weights().items())
+    write_folder(tmp_path / "written", case.spec(), tensors, source)
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "written").score.out_features == 1
 
 
 def test_an_incomplete_folder_never_appears(tmp_path, made):

@@ -181,6 +181,62 @@ def test_missing_config_keys_take_transformers_defaults(tmp_path):
     assert shape.tied_embeddings and shape.max_position_embeddings == config.max_position_embeddings
 
 
+DEFAULT = {"rope_type": "default", "rope_theta": 7e5}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 64}
+LONGER = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+"""As Qwen's pages say to add it to config.json."""
+NESTED = {"full_attention": DEFAULT, "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}
+ROPES = {
+    "new and old": {"rope_parameters": DEFAULT, "rope_scaling": LLAMA3},
+    "new, and old with a base": {"rope_parameters": LLAMA3 | {"rope_theta": 1e3}, "rope_scaling": DEFAULT},
+    "new, old and a base apart": {"rope_parameters": DEFAULT, "rope_scaling": LLAMA3, "rope_theta": 2e4},
+    "new with null": {"rope_parameters": LLAMA3 | {"rope_theta": 7e5}, "rope_scaling": None, "rope_theta": 2e4},
+    "by kind of layer": {"model_type": "gemma3_text", "rope_parameters": NESTED, "rope_theta": 1e3},
+    "windows alone": {"model_type": "gemma3_text", "rope_parameters": NESTED | {"full_attention": None}},
+    "by kind, and old": {"model_type": "gemma3_text", "rope_parameters": NESTED, "rope_scaling": {"rope_theta": 9e4}},
+}
+
+
+@pytest.mark.parametrize("keys", ROPES.values(), ids=ROPES)
+def test_rotary_settings_in_several_keys_are_read_as_transformers_reads_them(keys, tmp_path):
+    config = {"model_type": "llama", "head_dim": 32, **SIZES, **json.loads(json.dumps(keys))}
+    shape = read_shape("actor", written(tmp_path, config))
+    expected = AutoConfig.for_model(**config).rope_parameters
+    of_all = expected.get("full_attention", expected)
+    assert not shape.not_run.replace("architectures None", "") and shape.rope_theta == of_all["rope_theta"]
+    assert (shape.rope_scaling.factor if shape.rope_scaling else None) == of_all.get("factor")
+    if "sliding_attention" in expected:
+        assert shape.window.rope_theta == expected["sliding_attention"]["rope_theta"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"rope_parameters": DEFAULT, "rope_scaling": LONGER}, "rope_type: got 'yarn', expected 'default' or 'llama3'"),
+        ({"rope_parameters": NESTED}, r"rope_parameters.full_attention: unknown key \(got .*have no such key here"),
+        ({"rope_scaling": "yarn"}, "rope_scaling: got 'yarn', expected a JSON object"),
+        (
+            {"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "rope_parameters": DEFAULT},
+            r"rope_parameters.rope_type: unknown key \(got 'default'\); Gemma3 has settings by kind of layer",
+        ),
+        (
+            {
+                "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"],
+                "rope_parameters": NESTED, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            },
+            "rope_type: got 'linear', expected 'default' or 'llama3'",
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rotary_settings_that_transformers_would_drop_or_add_are_refused(keys, line, tmp_path):
+    """Whichever of several keys has them."""
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "head_dim": 32, **SIZES, **keys}
+    with pytest.raises(InvalidInput, match=line):
+        read_model_spec("actor", written(tmp_path, config), "lm")
+
+
 MOE = {"model_type": "qwen3_moe", "moe_intermediate_size": 32}
 SWITCHED_OFF = [
     {"attention_bias": False},

@@ -128,6 +128,38 @@ def test_a_base_of_another_name_is_reported_and_a_local_base_compared(base, fold
     assert len(said) == 1
 
 
+def test_a_base_at_another_commit_is_reported(base, folder, tmp_path):
+    """`revision` of a PEFT folder is its base's; a branch may have moved, so only commits are compared."""
+    place, said = tmp_path / "models--acme--tiny" / "snapshots" / ("a" * 40), []
+    place.parent.mkdir(parents=True)
+    shutil.copytree(base, place)
+    for revision in (None, "main", "a" * 40):
+        edit(folder, base_model_name_or_path="acme/tiny", revision=revision)
+        read(place, folder, said)
+    assert said == []
+    edit(folder, revision="b" * 40)
+    read(place, folder, said)
+    assert said == [f"actor.adapter.path: trained on acme/tiny@{'b' * 40}; actor.path is at commit {'a' * 40}"]
+
+
+def test_another_chat_template_than_the_bases_is_reported(base, folder, tmp_path):
+    """TRL and LLaMA-Factory save the template that they trained with beside the adapter."""
+    model, said = shutil.copytree(base, tmp_path / "base"), []
+    (folder / "chat_template.jinja").write_text("{{ messages }} of the adapter")
+    read(model, folder, said)
+    assert said[0].endswith(
+        f"another chat template than {model}, whose template is used; if the adapter was trained with its own, "
+        f"set actor.chat_template={folder}/chat_template.jinja"
+    )
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }} of the adapter\n"}))
+    read(model, folder, said)
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "other"}))
+    read(model, folder, said, head="scalar")
+    spec = replace(read_model_spec("actor", model, "lm"), chat_template="stated")
+    read_adapter(spec, folder, {}, say=said.append)
+    assert len(said) == 1
+
+
 def other_base(folder):
     other = folder.parent / "other"
     shutil.copytree(json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"], other)
@@ -135,6 +167,20 @@ def other_base(folder):
     tensors["model.layers.1.mlp.down_proj.weight"][0, 0] += 1
     save_file(tensors, other / "model.safetensors")
     edit(folder, base_model_name_or_path=str(other))
+
+
+def test_a_head_of_several_labels_is_refused(base, tmp_path):
+    """peft's classifiers have two labels by default; a reward or a value is one number."""
+    options = {"num_labels": 2, "dtype": torch.float32}
+    model = get_peft_model(
+        AutoModelForSequenceClassification.from_pretrained(base, **options),
+        LoraConfig(r=4, target_modules=["q_proj"], task_type="SEQ_CLS"),
+    )
+    model.save_pretrained(tmp_path / "made")
+    with pytest.raises(
+        InvalidInput, match=r"score.weight of shape \(2, 64\)', expected shape \(1, 64\), a head of one n"
+    ):
+        read(base, tmp_path / "made", head="scalar")
 
 
 A = "model__layers__0__self_attn__q_proj__lora_A__weight"
@@ -153,6 +199,10 @@ REFUSED = {
     ),
     "biases": (lambda f: edit(f, bias="lora_only"), "bias: got 'lora_only', expected 'none': only the matrices"),
     "PiSSA": (lambda f: edit(f, init_lora_weights="pissa"), "init_lora_weights: got 'pissa', expected a plain adapter"),
+    "LoRA-GA": (
+        lambda f: edit(f, init_lora_weights="lora_ga"),
+        "init_lora_weights: got 'lora_ga', expected a plain adapter; this kind changes its base",
+    ),
     "ranks by name": (lambda f: edit(f, rank_pattern={"q_proj": 8}), "rank_pattern: .* expected no pattern"),
     "some layers": (lambda f: edit(f, layers_to_transform=[1]), r"layers_to_transform: got \[1\], expected null"),
     "a later kind": (lambda f: edit(f, kasa_config={"beta": 1}), "kasa_config: got .* expected null or false: only"),

@@ -42,6 +42,28 @@ def test_a_sharded_model_has_the_files_in_its_index(hub, tiny_folder):
     assert {file.name for file in folder.glob("*.safetensors")} == {"part-a.safetensors", "part-b.safetensors"}
 
 
+def test_a_single_file_beside_an_index_is_read_as_transformers_reads_it(hub, tiny_folder):
+    """Of two models in a repository, transformers reads the single file."""
+    index = {"weight_map": {"a": "part-a.safetensors"}}
+    files = {file.name: file.read_bytes() for file in tiny_folder.iterdir()}
+    parts = {"model.safetensors.index.json": json.dumps(index).encode(), "part-a.safetensors": b"older"}
+    hub.add("acme/both", files | parts)
+    folder = model_folder("acme/both", "actor.path", say=silent)
+    assert {file.name for file in folder.glob("*.safetensors")} == {"model.safetensors"}
+    assert read_model_spec("actor", "acme/both", "lm").shape == read_model_spec("actor", tiny_folder, "lm").shape
+
+
+def test_templates_for_tools_are_downloaded_too(hub, tiny_folder):
+    """A tokenizer with several chat templates has all but one in a folder of their own."""
+    files = {file.name: file.read_bytes() for file in tiny_folder.iterdir()}
+    templates = {"chat_template.jinja": b"plain", "additional_chat_templates/tool_use.jinja": b"with tools"}
+    hub.add("acme/tools", files | templates | {"other/tool_use.jinja": b"of another"})
+    tokenizer = load_tokenizer("acme/tools")
+    assert tokenizer.chat_template == {"default": "plain", "tool_use": "with tools"}
+    hub.add("acme/inner", {f"small/{name}": content for name, content in (files | templates).items()})
+    assert load_tokenizer("hf://acme/inner/small").chat_template == tokenizer.chat_template
+
+
 def test_a_what_if_downloads_config_json_alone(hub, tiny, tiny_folder):
     assert model_shape("actor", "acme/tiny") == model_shape("actor", str(tiny_folder))
     assert [one.rpartition("/")[2] for one in hub.asked_for("GET", "/resolve/")] == ["config.json"]
