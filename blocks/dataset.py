@@ -95,6 +95,10 @@ class PreferencesFields(DatasetFields):
     )
     chosen_column: Name = Field("chosen", description="Column with the better answer.")
     rejected_column: Name = Field("rejected", description="Column with the worse answer.")
+    end_of_text: bool = Field(
+        False,
+        description="End answers of plain text with the end-of-sequence token, as messages end with the template's.",
+    )
 
 
 class PromptsBlock(Block, PromptsFields):

@@ -19,10 +19,9 @@ NOT_USED = "setting_not_used"
 def wrong(group: Any, field: str, expected: str) -> PydanticCustomError:
     """Return a validator's error for a field at a dotted path in a group, to be raised along with other errors.
 
-    The group holds the value that the error shows, which may be the field's default.
+    The error shows the value as it was given, else that of the group, which is the field's default.
     """
     seen = _at(group, field.split("."))
-    seen = list(seen) if isinstance(seen, tuple) else seen  # as YAML has it
     return PydanticCustomError(WRONG, "{field}: {expected}", {"field": field, "expected": expected, "seen": seen})
 
 
@@ -40,7 +39,8 @@ def known_mistake(field: str, mistake: ErrorDetails) -> InvalidInput | None:
         return cause
     if mistake["type"] == WRONG:
         inner, expected, seen = (mistake["ctx"][key] for key in ("field", "expected", "seen"))
-        return InvalidInput(f"{field}.{inner}", seen, expected)
+        given = _at(mistake["input"], inner.split("."))
+        return InvalidInput(f"{field}.{inner}", seen if given is None else given, expected)
     if mistake["type"] == NOT_USED:
         inner, reason, remedy = (mistake["ctx"][key] for key in ("field", "reason", "remedy"))
         return NotUsed(f"{field}.{inner}", _at(mistake["input"], inner.split(".")), reason, remedy)

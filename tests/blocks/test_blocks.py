@@ -33,13 +33,13 @@ FIELDS = {
     Cluster: "cluster num_nodes devices_per_node device_memory_gib host_memory_gib kind node_kinds lease_directory",
     ModelBlock: "path head dtype new_head eos_token chat_template adapter base_dtype",
     PromptsBlock: f"{DATASET} prompt_column last_answer system_prompt max_prompt_length overlong_prompts",
-    PreferencesBlock: f"{DATASET} prompt_column chosen_column rejected_column",
+    PreferencesBlock: f"{DATASET} prompt_column chosen_column rejected_column end_of_text",
     ChatsBlock: f"{DATASET} messages_column prompt_column completion_column text_column",
     RatedAnswersBlock: f"{DATASET} prompt_column completion_column label_column",
     RatedAnswers: f"{DATASET} prompt_column completion_column label_column saved",
     Model: "path head dtype new_head eos_token chat_template adapter base_dtype saved",
     Prompts: f"{DATASET} prompt_column last_answer system_prompt max_prompt_length overlong_prompts saved",
-    Preferences: f"{DATASET} prompt_column chosen_column rejected_column saved",
+    Preferences: f"{DATASET} prompt_column chosen_column rejected_column end_of_text saved",
     Chats: f"{DATASET} messages_column prompt_column completion_column text_column saved",
     GpuMeshVariables: "name env labels command cluster num_nodes devices_per_node device_memory_gib host_memory_gib"
     " kind node_kinds lease_directory mesh num_devices min_devices lease_wait_seconds max_restarts grace_seconds"

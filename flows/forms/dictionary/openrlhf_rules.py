@@ -214,6 +214,18 @@ def rows(parameter: str, data: str, split: str, *columns: tuple[str, str]) -> tu
             for ours, theirs in (*columns, ("chat_template", "data.apply_chat_template"))
             for name, option in both
         ),
+        *(
+            Rule(
+                f"{name}.end_of_text",
+                "",
+                "OpenRLHF ends every answer",
+                by=lambda job: True,
+                when=_is_set(option),
+                otherwise="no dataset is named",
+            )
+            for name, option in both
+            if parameter == "pairs"
+        ),
     )
 
 

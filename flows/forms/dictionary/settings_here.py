@@ -27,7 +27,7 @@ ROWS: Mapping[str, str] = MappingProxyType(
 _OTHERS: Mapping[str, Any] = MappingProxyType(
     {"dtype": "bfloat16", "split_column": "split", "split": "train", "chat_template": False, "chat_template_kwargs": {},
      "prompt_column": "prompt", "chosen_column": "chosen", "rejected_column": "rejected", "text_column": "text",
-     "overlong_prompts": "refuse", "head": "lm", "new_head": False, "staleness": 0}
+     "end_of_text": False, "overlong_prompts": "refuse", "head": "lm", "new_head": False, "staleness": 0}
 )  # fmt: skip
 """Defaults of fields of models and datasets, whose classes are blocks, which load Prefect; and of a flow's own."""
 

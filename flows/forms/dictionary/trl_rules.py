@@ -347,6 +347,11 @@ def rows(parameter: str, *columns: tuple[str, str]) -> tuple[Rule, ...]:
             for name, when in both
         ),
         *(Rule(f"{name}.{ours}", theirs, when=when, otherwise=off) for ours, theirs in columns for name, when in both),
+        *(
+            Rule(f"{name}.end_of_text", "", "TRL ends every answer", by=lambda job: True, when=when, otherwise=off)
+            for name, when in both
+            if parameter == "pairs"
+        ),
     )
 
 

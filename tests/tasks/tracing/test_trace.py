@@ -6,6 +6,7 @@ from functools import partial
 from importlib import import_module
 
 import pytest
+import torch
 
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.losses.protocol import LossValues
@@ -104,7 +105,7 @@ def test_a_body_becomes_its_calls_and_data_edges():
 def test_a_loss_crosses_a_graph_with_its_settings():
     """What the rank runs is what the body bound, settings included."""
     (term,) = traced(good_body).call("actor_train").terms
-    assert Bound(term.operation)(2.0, {}).values == 6.0
+    assert Bound(term.operation)(torch.tensor(2.0), {}).values == 6.0
 
 
 def test_a_graph_names_operations_and_not_their_modules():
