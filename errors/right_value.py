@@ -114,7 +114,7 @@ def _number(bound: float) -> str:
 
 
 def closest(seen: object, words: Iterable[str]) -> str:
-    """Return a hint at the word that somebody may have meant; empty if none is near.
+    """Return a hint at the word that somebody may have meant, or an empty text.
 
     >>> closest("flatening", ["split", "flattening"])
     '; closest: flattening'

@@ -19,7 +19,7 @@ NOT_USED = "setting_not_used"
 def wrong(group: Any, field: str, expected: str) -> PydanticCustomError:
     """Return a validator's error for a field at a dotted path in a group, to be raised along with other errors.
 
-    The error shows the value as it was given, else that of the group, which is the field's default.
+    The error shows the value as it was given, or else the field's default, which the group holds.
     """
     seen = _at(group, field.split("."))
     return PydanticCustomError(WRONG, "{field}: {expected}", {"field": field, "expected": expected, "seen": seen})
