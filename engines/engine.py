@@ -169,7 +169,7 @@ class PlaySettings:
     play_seconds: float
     """Limit for all answers of a row together, in wall time."""
     start_seconds: float
-    """As in HostSettings. MCP servers have to start within it, too."""
+    """As in HostSettings. It also limits the start of MCP servers."""
     retries: int
     """As in HostSettings, like `failed_value`."""
     failed_value: float | None

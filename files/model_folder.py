@@ -11,6 +11,8 @@ ADAPTER, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
 """The files of a PEFT folder."""
 TEMPLATE_FILE, TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
 """A chat template is in the first, or in the second under `chat_template`."""
+TEMPLATES = "additional_chat_templates"
+"""A folder of further chat templates by name, such as `tool_use.jinja`."""
 APART = "scalar_head.safetensors"
 """A file of ours beside a model or an adapter that has both heads. No index names it, so others ignore it."""
 MERGED = "_merged"  # behind the name of an adapter's folder, of the folder of the whole model

@@ -25,7 +25,7 @@ from prefect_rlhf.engines.sampling.chats.tokenizers import corrected_files
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.atomic_file import write_atomically
 from prefect_rlhf.files.foreign_file import read_json_object
-from prefect_rlhf.files.model_folder import TEMPLATE_FILE, TOKENIZER_CONFIG
+from prefect_rlhf.files.model_folder import TEMPLATE_FILE, TEMPLATES, TOKENIZER_CONFIG
 from prefect_rlhf.files.remote_path import is_remote
 from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.placement.models.families.known import FAMILIES
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 UNUSED = {"lm_head.weight", "score.weight"}  # heads that a role may not need
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-TEMPLATES = "additional_chat_templates"
-"""A folder of further chat templates by name, such as `tool_use.jinja`."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     TOKENIZER_CONFIG,

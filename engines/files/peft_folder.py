@@ -50,14 +50,8 @@ PLAIN: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 """Values of adapter_config.json that leave an adapter plain, by key, and what to use instead of other values."""
 READ = {
-    "peft_type",
-    "r",
-    "lora_alpha",
-    "use_rslora",
-    "modules_to_save",
-    "base_model_name_or_path",
-    "revision",
-    "task_type",
+    *("peft_type", "task_type", "r", "lora_alpha", "use_rslora", "modules_to_save"),
+    *("base_model_name_or_path", "revision"),
 }
 WITHOUT_EFFECT = {
     *("target_modules", "exclude_modules", "layers_pattern"),  # the tensors show their choice
@@ -198,7 +192,7 @@ def _check_base(config: Mapping[str, Any], spec: ModelSpec, field: str, say: Cal
 
 
 def _compare_templates(folder: Path, spec: ModelSpec, field: str, say: Callable[[str], None]) -> None:
-    """Say that an adapter's folder has another chat template than its base: trainers save theirs with the adapter."""
+    """Tell the user if an adapter and its base have different chat templates. Trainers save theirs with the adapter."""
     if spec.chat_template is not None or "lm" not in spec.head or not spec.content:
         return
     base = f"{spec.role}.path"

@@ -29,6 +29,7 @@ from prefect_rlhf.files.model_folder import (
     APART,
     CONFIG,
     TEMPLATE_FILE,
+    TEMPLATES,
     TOKENIZER_CONFIG,
 )
 
@@ -42,7 +43,6 @@ SMALL = (
     *("vocab.json", "merges.txt"),
 )
 """The files of a model that are not weights. No code of a repository is among them."""
-TEMPLATES = "additional_chat_templates"  # a folder with further chat templates
 SMALLEST = ".gitattributes"  # a file of nearly every repository
 ROWS = (".parquet", ".jsonl", ".json", ".ndjson")
 MOST_SHOWN = 6  # files of a repository, in a message

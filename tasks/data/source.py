@@ -146,11 +146,11 @@ class DatasetSource:
     def variables_of(self, items: Sequence[int]) -> list[Mapping[str, Any]]:
         """Return the template's variables by row: the settings', and over them those in TRL's column of variables.
 
-        Raises InvalidInput for other values in the column.
+        Raises InvalidInput for a value that is not an object, and for a name that has a setting of its own.
         """
         if VARIABLES not in self.rows.names or not self.goes_through_template:
             return [self.variables] * len(items)
-        found: list[Mapping[str, Any]] = []
+        stated, found = self.variables, list[Mapping[str, Any]]()
         for item, value in zip(items, self.rows.read(VARIABLES, items), strict=True):
             where = f"{self.name} row {item} {VARIABLES}"
             own = {} if value is None else value
@@ -159,7 +159,7 @@ class DatasetSource:
             if reserved := next((name for name in RESERVED if name in own), None):
                 right = f"variables of the chat template: this name has its own setting, in {self.path}"
                 raise InvalidInput(where, reserved, right)
-            found.append({**self.variables, **{name: each for name, each in own.items() if each is not None}})
+            found.append({**stated, **{name: each for name, each in own.items() if each is not None}})
         return found
 
     @property
@@ -263,9 +263,10 @@ class DatasetSource:
             return
         if not all(turn["role"] for turn in value):
             raise InvalidInput(where, value, f"messages that all have a role, in {self.path}")
+        tokenizer = self.loaded
         for number, turn in enumerate(value):
-            if leaves_out(self.loaded, turn["role"]):
-                leaves = f"{template_name(self.loaded)} leaves out messages of this role"
+            if leaves_out(tokenizer, turn["role"]):
+                leaves = f"{template_name(tokenizer)} leaves out messages of this role"
                 right = f"a role that the chat template writes, such as user; {leaves}, in {self.path}"
                 raise InvalidInput(f"{where} message {number} role", turn["role"], right)
 

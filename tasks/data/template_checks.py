@@ -21,7 +21,7 @@ CLOCK, STRIKE = "strftime_now", "\u23f0"  # a template's function for the time, 
 WORDS = "the words of a message"  # in a check of roles
 MARK = re.compile(r"<\|\w+\|>")  # of a turn's begin or end, in most templates
 SAID_APART = {"tool_calls": "calls", "reasoning_content": "thoughts", "thinking": "thoughts", "reasoning": "thoughts"}
-"""Keys in which messages have what an assistant says beside its text, and the word for it."""
+"""Message keys for what an assistant says besides its text, each with our word for it."""
 RESERVED = (
     *("messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt", "tokenize"),
     *("continue_final_message", "padding", "truncation", "max_length", "return_tensors", "return_dict"),

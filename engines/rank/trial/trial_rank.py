@@ -117,7 +117,8 @@ class TrialRank(Rank):
 
         Raises InvalidInput for a loss without a gradient, and DependsOnOtherRows.
         """
-        began, mixed = time.perf_counter(), list[str]()
+        began = time.perf_counter()
+        mixed: list[str] = []
         for one in command.passes:
             rows = training_rows(command, one, self.store, self._datasets)
             lengths = (rows.sequences.lengths_B - rows.sequences.prompt_lengths_B).tolist()

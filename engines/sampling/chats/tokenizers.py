@@ -9,9 +9,10 @@ from typing import Any
 from prefect_rlhf.errors.errors import refusing
 from prefect_rlhf.files.foreign_file import read_json_object
 from prefect_rlhf.files.hub.hub_path import shown_folder
+from prefect_rlhf.files.model_folder import TOKENIZER_CONFIG
 from prefect_rlhf.files.storage.inputs import model_folder
 
-FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
+FILE = "tokenizer.json"
 _BYTES = "ByteLevel"  # how tokenizer.json names the spelling of GPT-2 and Llama 3
 _PLAIN = "PreTrainedTokenizerFast"  # the class that does what tokenizer.json says
 _IS_SET = "_chat_template_is_set"  # an attribute of a tokenizer whose template is not that of its folder
@@ -46,20 +47,20 @@ def loaded(folder: str, template: str | None = None) -> Any:
 
 
 def corrected_files(folder: str) -> Mapping[str, str]:
-    """Return the text of tokenizer files that transformers 5 misreads, corrected for an export; empty if it reads them.
+    """Return an export's text for tokenizer files that transformers 5 would misread; empty if it reads them right.
 
-    Other versions, and vLLM, read the corrected files as `loaded` reads the folder.
+    Other versions and vLLM then read them as `loaded` reads the folder.
     """
-    if not all(Path(folder, name).is_file() for name in (FILE, CONFIG)):
+    if not all(Path(folder, name).is_file() for name in (FILE, TOKENIZER_CONFIG)):
         return {}
-    content = read_json_object(CONFIG, Path(folder, CONFIG))
+    content = read_json_object(TOKENIZER_CONFIG, Path(folder, TOKENIZER_CONFIG))
     if not str(content.get("tokenizer_class")).startswith("LlamaTokenizer"):
         return {}
     tokenizer = loaded(folder)
     if type(tokenizer).__name__.startswith("LlamaTokenizer"):
         return {}
     config = json.dumps(content | {"tokenizer_class": _PLAIN}, indent=2, ensure_ascii=False)
-    return {FILE: tokenizer.backend_tokenizer.to_str(pretty=True), CONFIG: f"{config}\n"}
+    return {FILE: tokenizer.backend_tokenizer.to_str(pretty=True), TOKENIZER_CONFIG: f"{config}\n"}
 
 
 def _drops_spaces(tokenizer: Any, folder: str) -> bool:
@@ -83,8 +84,8 @@ def _by_its_file(folder: str) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    config = Path(folder, CONFIG)
-    stated = read_json_object(CONFIG, config) if config.is_file() else {}
+    config = Path(folder, TOKENIZER_CONFIG)
+    stated = read_json_object(TOKENIZER_CONFIG, config) if config.is_file() else {}
     tokenizer.add_bos_token = stated.get("add_bos_token", True)
     tokenizer.add_eos_token = stated.get("add_eos_token", False)
     return tokenizer

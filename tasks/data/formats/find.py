@@ -105,9 +105,7 @@ def _stated_format(rows: StoredRows, wanted: Wanted, form: str) -> Found:
 
 
 def form_with_system(rows: StoredRows, wanted: Wanted) -> str | None:
-    """Return the form that would read a file's column of system prompts, if it has one and is read without it."""
-    if find_format(rows, wanted).format is not None:
-        return None
+    """Return the form that would read a file's column of system prompts; None without such a column."""
     fitting = (one for format in wanted.formats for one in _fits(rows, format, wanted))
     return next((one.form for one in fitting if SYSTEM in one.columns), None)
 

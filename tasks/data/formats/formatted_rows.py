@@ -132,6 +132,6 @@ class FormattedRows:
         others = (*UNREAD, VARIABLES) if self.wanted.kind == "prompts" else UNREAD
         unread = [name for name in others if name in self.names and name not in found.columns.values()]
         not_read = f"; {' and '.join(unread)} {'is' if len(unread) == 1 else 'are'} not read" if unread else ""
-        if unread and (form := form_with_system(self.stored, self.wanted)) is not None:
+        if unread and found.format is None and (form := form_with_system(self.stored, self.wanted)) is not None:
             not_read += f" (with form: {form}, the system prompt is)"
         return f"{self.field}: {self.stored.path} is read as {found.described}{turns}{self.stored.remark}{not_read}"

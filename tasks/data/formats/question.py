@@ -11,12 +11,11 @@ from prefect_rlhf.tasks.data.formats.turns import messages_of
 
 
 def _asked(row: FileRow) -> Prompt:
-    value, system = row.values[ASKED], row.system_turn()
+    value = row.values[ASKED]
     if isinstance(value, list):
-        messages = messages_of(value, row.place(ASKED), row.path)
-        return messages if messages[0]["role"] == SYSTEM else [*system, *messages]
+        return row.with_system(messages_of(value, row.place(ASKED), row.path))
     text = row.text(ASKED)
-    return [*system, {"role": "user", "content": text}] if SYSTEM in row.columns else text
+    return row.with_system([{"role": "user", "content": text}]) if SYSTEM in row.columns else text
 
 
 QUESTION = Format(

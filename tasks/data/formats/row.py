@@ -52,6 +52,11 @@ class FileRow:
         text = self.optional_text("system")
         return [{"role": "system", "content": text}] if text else []
 
+    def with_system(self, messages: list[ChatMessage]) -> list[ChatMessage]:
+        """Return messages after the row's system message, unless they begin with one of their own."""
+        has_own = bool(messages) and messages[0]["role"] == "system"
+        return messages if has_own else [*self.system_turn(), *messages]
+
 
 def decoded(value: Any) -> Any:
     """Decode the JSON text of an object or a list; return any other value unchanged.

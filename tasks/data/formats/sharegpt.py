@@ -11,8 +11,7 @@ from prefect_rlhf.tasks.data.formats.turns import messages_of
 
 
 def _conversation(row: FileRow) -> list[ChatMessage]:
-    messages = messages_of(row.values[ASKED], row.place(ASKED), row.path, is_whole=True)
-    return messages if messages and messages[0]["role"] == SYSTEM else [*row.system_turn(), *messages]
+    return row.with_system(messages_of(row.values[ASKED], row.place(ASKED), row.path, is_whole=True))
 
 
 SHAREGPT = Format(

@@ -53,7 +53,8 @@ def spells_turns(text: str) -> bool:
     if not text.lstrip().startswith("["):
         return False
     try:
-        turns = decoded(text) if isinstance(decoded(text), list) else literal_eval(text.strip())
+        in_json = decoded(text)
+        turns = in_json if isinstance(in_json, list) else literal_eval(text.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return False
     return bool(turns) and all(

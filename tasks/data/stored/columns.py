@@ -303,7 +303,7 @@ def _have_same_keys(values: Sequence[Any]) -> bool:
 
 
 def _has_gap(values: Iterable[Any]) -> bool:
-    """Whether a key inside some value is None, except for those that a JSON schema may set to null."""
+    """Whether any object in the values has a None, apart from keys that may be null in a JSON schema."""
     return any(
         _has_gap(value)
         if isinstance(value, list)

@@ -1,4 +1,4 @@
-"""Which split a file's name says, as Hugging Face's `datasets` reads it: data/test-00000-of-00001.parquet is of `test`.
+"""Finds the split in a file's name, as Hugging Face's `datasets` does: data/test-00000-of-00001.parquet is `test`.
 
 A folder of train and test files is never read as one.
 """
@@ -19,7 +19,7 @@ WORDS: Mapping[str, str] = {
 
 
 def split_of(file: PurePath) -> str | None:
-    """Return the split that a file's path below its folder says; None if it says none.
+    """Return the split in a file's path below its folder; None if there is none.
 
     >>> [split_of(PurePath(file)) for file in ("data/train_sft-00000-of-00002.parquet", "main/test/0000.parquet")]
     ['train_sft', 'test']

@@ -249,7 +249,7 @@ def body(operator, loss=policy_gradient, settings=PLAIN):
 
 
 def samples_at(sampled_at, **on):
-    """The body of a flow that samples at a temperature."""
+    """An algorithm that samples at a temperature."""
 
     def sampled(prompts, teacher, student):
         rollout = generate(student, prompts, batch_size=4, sampling=Sampling(temperature=sampled_at))

@@ -87,7 +87,7 @@ def test_a_fields_name_may_have_dots(tmp_path, tokenizer):
 
 
 def test_times_have_microseconds(tmp_path, tokenizer):
-    """pandas writes nanoseconds, which Python's times do not have; rewards get no type of pandas."""
+    """pandas writes nanoseconds, and Python's times have none. A reward should not need pandas for them."""
     moment, day = 1_704_067_200_123_456_789, datetime(2024, 1, 1, 0, 0, 0, 123456)
     times = pa.array([moment], pa.timestamp("ns"))
     inside = pa.array([[{"t": moment, "d": 1789}]], pa.list_(pa.struct({"t": times.type, "d": pa.duration("ns")})))
