@@ -87,11 +87,15 @@ def groups_below(flow_run_id):
         return {group.name: group.state_name for group in client.read_flow_runs(flow_run_filter=parent)}
 
 
-def settled(state, number):
-    """Task runs, once the server has taken in all of them."""
+def settled(parent, number):
+    """Task runs of the run that ended in the state `parent`, once the server has taken in all of them.
+
+    It writes a task run first and its state a moment later.
+    """
     for _ in range(100):
-        runs = task_runs(state)
-        if len(runs) >= number and all(task_run.state.is_final() for task_run in runs.values()):
+        runs = task_runs(parent)
+        states = [task_run.state for task_run in runs.values()]
+        if len(states) >= number and all(state is not None and state.is_final() for state in states):
             return runs
         threading.Event().wait(0.2)
     raise AssertionError(f"{len(runs)} of {number} task runs: {[(n, r.state_name) for n, r in runs.items()]}")
