@@ -23,15 +23,19 @@ def replica_works(work: CallWork, placement: Placement, node_speeds: Sequence[fl
 
     Replicas that share experts serve each other's rows, so each counts as the fullest of them.
     """
-    counted, works = _works_by_rows(work, placement, node_speeds)
-    ep = placement.strategy.ep
+    return works_of_rows(work, _dealt(work, placement, node_speeds), placement.strategy.ep)
+
+
+def works_of_rows(work: CallWork, dealt: Sequence[Sequence[int]], ep: int) -> tuple[CallWork, ...]:
+    """Return the call as each replica sees it, given each replica's rows of a mini-batch, of every row set."""
+    counted, works = _works_by_rows(work, dealt)
     fullest = [max(counted[first : first + ep]) for first in range(0, len(counted), ep)]
     return tuple(works[fullest[replica // ep]] for replica in range(len(counted)))
 
 
 def different_works(work: CallWork, placement: Placement, node_speeds: Sequence[float]) -> tuple[CallWork, ...]:
     """Return the distinct works among all replicas, given their own rows."""
-    return tuple(_works_by_rows(work, placement, node_speeds)[1].values())
+    return tuple(_works_by_rows(work, _dealt(work, placement, node_speeds))[1].values())
 
 
 def placed_cost(
@@ -55,7 +59,7 @@ def least_cost(
     if _alike(placement, node_speeds):
         return together
     fastest_first = replace(placement, device_order=_fastest_first(placement, node_speeds))
-    counted, works = _works_by_rows(work, fastest_first, node_speeds)
+    counted, works = _works_by_rows(work, _dealt(work, fastest_first, node_speeds))
     apart = _last_cost([works[count] for count in counted], sizes, fastest_first, sources)
     return min(apart, together, key=lambda cost: cost.total)
 
@@ -83,21 +87,26 @@ def _fastest_first(placement: Placement, node_speeds: Sequence[float]) -> tuple[
     return tuple(position for _, position in sorted(zip(ranks, by_speed, strict=True)))
 
 
+def _dealt(work: CallWork, placement: Placement, node_speeds: Sequence[float]) -> list[list[int]]:
+    """Deal the rows of a mini-batch of every row set to the replicas, by count."""
+    speeds = replica_speeds(placement, node_speeds)
+    return [
+        [count * part.rows_per_item for count in counts(part.mini_batch_rows(1) // part.rows_per_item, speeds)]
+        for part in (work, *work.others)
+    ]
+
+
 def _works_by_rows(
-    work: CallWork, placement: Placement, node_speeds: Sequence[float]
+    work: CallWork, dealt: Sequence[Sequence[int]]
 ) -> tuple[tuple[tuple[int, ...], ...], dict[tuple[int, ...], CallWork]]:
     """Return each replica's rows of a mini-batch, of every row set, and the work of a replica with these rows."""
-    dp, speeds = placement.strategy.dp, replica_speeds(placement, node_speeds)
     parts = (replace(work, others=()), *work.others)
-    dealt = [
-        [count * part.rows_per_item for count in counts(part.mini_batch_rows(1) // part.rows_per_item, speeds)]
-        for part in parts
-    ]
     rows = tuple(zip(*dealt, strict=True))
 
     def seen(of_replica: tuple[int, ...]) -> CallWork:
         first, *others = (
-            replace(part, rows=count * part.mini_batches * dp) for part, count in zip(parts, of_replica, strict=True)
+            replace(part, rows=count * part.mini_batches * len(rows))
+            for part, count in zip(parts, of_replica, strict=True)
         )
         return replace(first, others=tuple(others)) if others else first
 

@@ -16,9 +16,10 @@ from prefect_rlhf.placement.devices.mesh import Backend
 from prefect_rlhf.placement.engine_traits import TRAITS
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.layout.sharing import in_build_order
-from prefect_rlhf.placement.memory.holdings import ResidentBytes, most_rows
+from prefect_rlhf.placement.memory.holdings import ResidentBytes
 from prefect_rlhf.placement.memory.needs import ByteShare
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, instances, offloaded_parts
+from prefect_rlhf.placement.rows.shares import most_rows
 
 CACHE = "key-value cache"
 
@@ -71,8 +72,7 @@ class Building:
         whole = {"all that it keeps": kept}
         if TRAITS[instance.engine].tries_model:
             sizes, tp = ModelSizes.of(self._graph.model(instance.role)).held_by(instance.engine), instance.strategy.tp
-            most = tuple(call.cut(self._plan.parts(call.name)) for call in calls)  # rows in flight
-            rows = max(most_rows(instance, most, self._plan.cluster.node_speeds))
+            rows = max(most_rows(self._graph, self._plan, calls))
             trial = trial_bytes(rows, self._workload, kept.get(CACHE, 0), sizes, tp)
             before = {what: num_bytes for what, num_bytes in kept.items() if what != CACHE}
             return {**whole, "trial pass": {**before, "trial pass": trial}}

@@ -35,6 +35,7 @@ from prefect_rlhf.placement.memory.needs import ByteShare, Need, NodeNeeds, node
 from prefect_rlhf.placement.memory.overhead import DEVICE, spread_overhead
 from prefect_rlhf.placement.memory.windows import OpenWindows, Window
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, instances
+from prefect_rlhf.placement.rows.shares import most_rows
 
 NEARLY_FULL = 0.96  # of a device's memory: more leaves less than the room that plans keep (`room.CARD_ROOM`)
 STEPS_CERTIFIED = 3  # beyond the staleness: the first step, a middle step, the last step
@@ -218,18 +219,20 @@ def certify(
 def _kept(augmented: AugmentedGraph, max_length: int, backend: Backend) -> dict[ModelInstance, Spread[Kept]]:
     """Bytes that each instance keeps on its devices. Raises InvalidInput for a cache smaller than a row's."""
     kept: dict[ModelInstance, Spread[Kept]] = {}
-    graph, plan, cluster = augmented.graph, augmented.plan, augmented.plan.cluster
+    graph, plan = augmented.graph, augmented.plan
     shared = shared_weights(graph, plan)
     for instance, calls in instances(graph, plan).items():
         model, cache = graph.model(instance.role), plan[calls[0].name].cache_bytes
         field = f"plan.calls.{calls[0].name}"
         check_cache(field, cache, max_length, ModelSizes.of(model), instance.strategy.tp)
-        most = tuple(call.cut(plan.parts(call.name)) for call in calls)  # rows in flight
-        speeds, per_node = cluster.node_speeds, cluster.devices_per_node
+        trained = any(call.kind == "train_step" for call in calls)
+        rows = most_rows(graph, plan, calls)
         there = shared.get(instance, {})
         parts = ((own.part, there.get(own.name)) for own in graph.weights(instance.role))
         elsewhere = tuple((part, holder.engine) for part, holder in parts if holder is not None)
-        kept[instance] = kept_bytes(instance, most, model, max_length, backend, per_node, speeds, cache, elsewhere)
+        kept[instance] = kept_bytes(
+            instance, trained, model, max_length, backend, plan.cluster.devices_per_node, rows, cache, elsewhere
+        )
     return kept
 
 

@@ -14,7 +14,6 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.devices.mesh import Backend, Device
 from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.engine_traits import TRAITS, slot_rank
-from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import padded_vocabulary
 from prefect_rlhf.placement.layout.lending import unlike
 from prefect_rlhf.placement.memory.alike import Spread, spread_by_replica
@@ -29,8 +28,6 @@ from prefect_rlhf.placement.models.layer_adapter import GATES, QUERIES_KEYS_VALU
 from prefect_rlhf.placement.models.model import QUERY_BIASES, ModelSpec
 from prefect_rlhf.placement.models.weights import Parameter, parts
 from prefect_rlhf.placement.plan import EngineKind, ModelInstance, OffloadPart
-from prefect_rlhf.placement.rows.partition import counts
-from prefect_rlhf.placement.rows.shares import replica_speeds
 
 OPTIMIZER_PART = frozenset({"gradients", "optimizer"})
 """The bytes that `offload: optimizer` moves, and that the offload of weights leaves."""
@@ -79,25 +76,24 @@ Elsewhere = tuple[tuple[str, EngineKind], ...]
 @lru_cache(maxsize=256)  # many of the plans that a question compares have the same
 def kept_bytes(
     instance: ModelInstance,
-    calls: tuple[Call, ...],
+    trained: bool,
     model: ModelSpec,
     max_length: int,
     backend: Backend,
     per_node: int,
-    node_speeds: tuple[float, ...] = (),
+    rows: tuple[int, ...],
     cache_bytes: int | None = None,
     elsewhere: Elsewhere = (),
 ) -> Spread[Kept]:
-    """Count all bytes of an instance by kind of device, for its `calls`; `max_length` is the longest row's tokens.
+    """Count all bytes of an instance by kind of device; `max_length` is the longest row's tokens.
 
-    If nodes have speeds, replicas get rows in proportion. vLLM's cache takes `cache_bytes` of each device, or has room
-    for all rows at maximum length. Nodes have `per_node` devices. Parts in `elsewhere` are held by another instance,
+    `rows` are the most rows that each replica has at once. vLLM's cache takes `cache_bytes` of each device, or has room
+    for these rows at maximum length. Nodes have `per_node` devices. Parts in `elsewhere` are held by another instance,
     except for tensors that differ between its engine and the holder's.
     """
-    trained = any(call.kind == "train_step" for call in calls)
 
-    def of_cache(rows: int, stage: int) -> Kept:
-        whole = whole_cache_bytes(rows, max_length, ModelSizes.of(model), instance.strategy.tp)
+    def of_cache(of_replica: int, stage: int) -> Kept:
+        whole = whole_cache_bytes(of_replica, max_length, ModelSizes.of(model), instance.strategy.tp)
         kept = _vllm(model, instance.strategy, whole if cache_bytes is None else cache_bytes, backend)
         return tuple((what, size) for what, size in (*kept, main(stage)) if size)
 
@@ -110,15 +106,8 @@ def kept_bytes(
         return "main weights", sizes.stage_main_bytes(instance.strategy, stage)
 
     if TRAITS[instance.engine].paged_cache:
-        return spread_by_replica(instance, per_node, most_rows(instance, calls, node_speeds), of_cache)
+        return spread_by_replica(instance, per_node, rows, of_cache)
     return spread_by_replica(instance, per_node, (0,) * instance.strategy.dp, of_stage)
-
-
-def most_rows(instance: ModelInstance, calls: tuple[Call, ...], node_speeds: tuple[float, ...]) -> list[int]:
-    """Return the largest number of rows that each replica has in any of the calls."""
-    speeds = replica_speeds(instance, node_speeds)
-    dealt = [[count * call.rows_per_item for count in counts(call.num_items, speeds)] for call in calls]
-    return [max(of_replica) for of_replica in zip(*dealt, strict=True)]
 
 
 @cache

@@ -27,7 +27,7 @@ from prefect_rlhf.placement.cost.call_bytes import call_bytes
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.moves import reallocation_loads
 from prefect_rlhf.placement.cost.sizes import ModelSizes
-from prefect_rlhf.placement.cost.uneven import replica_works
+from prefect_rlhf.placement.cost.uneven import works_of_rows
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.devices.mesh import Backend, Device, DeviceMesh
 from prefect_rlhf.placement.engine_traits import TRAITS
@@ -35,6 +35,7 @@ from prefect_rlhf.placement.memory.alike import Spread, spread_by_replica, sprea
 from prefect_rlhf.placement.memory.holdings import Kept
 from prefect_rlhf.placement.models.engine_constants import BUCKET_BYTES, FOLLOWED_ELEMENTS, MAIN_WEIGHT_BYTES
 from prefect_rlhf.placement.plan import ModelInstance, Placement
+from prefect_rlhf.placement.rows.shares import placed_by_row_set
 
 STATIC_TERMS = ("weights", "gradients", "optimizer")  # of a call's bytes: kept by its instance
 Terms = Mapping[str, int]  # bytes of a device, by kind
@@ -78,7 +79,7 @@ def node_needs(
 ) -> list[NodeNeeds]:
     """Count each node's needs on its devices; `held` are the bytes that instances keep there."""
     plan, needs = augmented.plan, list[NodeNeeds]()
-    speeds, per_node = plan.cluster.node_speeds, plan.cluster.devices_per_node
+    per_node = plan.cluster.devices_per_node
 
     def sizes_of(instance: ModelInstance) -> ModelSizes:
         return ModelSizes.of(augmented.graph.model(instance.role))
@@ -89,7 +90,9 @@ def node_needs(
                 continue
             case ModelCall(call, instance, _, part):
                 work = CallWork.of(call.cut(part.of), workload)
-                terms = _active_bytes(work, plan[call.name], sizes_of(instance), speeds, backend, per_node)
+                placed = placed_by_row_set(augmented.graph, plan, call.name)
+                dealt = tuple(each.rows_at_once(part) for each in placed)
+                terms = _active_bytes(work, plan[call.name], sizes_of(instance), dealt, backend, per_node)
             case Reallocate(source, target):
                 terms = _staged_by_move(source, target, sizes_of(source), per_node)
             case Follow(source, target):
@@ -109,11 +112,14 @@ def _active_bytes(
     work: CallWork,
     placement: Placement,
     sizes: ModelSizes,
-    speeds: tuple[float, ...],
+    dealt: tuple[tuple[int, ...], ...],
     backend: Backend,
     per_node: int,
 ) -> Spread[Terms]:
-    """Active bytes of a model function call: equal for equal stages of replicas with equally many rows."""
+    """Active bytes of a model function call: equal for equal stages of replicas with equally many rows.
+
+    `dealt` are each replica's rows of a mini-batch, for every row set.
+    """
     execution, engine = Execution.of(placement), placement.engine
     in_instance = ("kv_cache",) if TRAITS[engine].paged_cache else ()  # it is allocated once, when the engine is built
     kept = (*STATIC_TERMS, *in_instance)
@@ -122,7 +128,7 @@ def _active_bytes(
         terms = call_bytes(share, execution, sizes, engine, stage, on_cpu=backend == "cpu").by_term()
         return {what.replace("_", " "): size for what, size in terms.items() if what not in kept}
 
-    return spread_by_replica(placement, per_node, replica_works(work, placement, speeds), active)
+    return spread_by_replica(placement, per_node, works_of_rows(work, dealt, placement.strategy.ep), active)
 
 
 @lru_cache(maxsize=256)  # the same in every step, and in most of the plans that a question compares

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from types import MappingProxyType
@@ -130,6 +130,12 @@ class PlacedCall(HashedOnce):
         """Group devices by their need."""
         return _devices_by_need(self)
 
+    def rows_at_once(self, part: Part = WHOLE) -> tuple[int, ...]:
+        """Return each replica's rows in its fullest mini-batch, or of a part, as if rows were equally long and all
+        kept.
+        """
+        return _rows_at_once(self, part)
+
     def rows_held(self) -> Mapping[Device, RowShare]:
         """Return the rows of the call's outputs that each device holds after it.
 
@@ -148,6 +154,21 @@ def placed_by_row_set(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> t
 def placed_call(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> PlacedCall:
     """Return a call as placed by a plan, on the first of its row sets. A call that makes rows has no other row set."""
     return placed_by_row_set(graph, plan, name)[0]
+
+
+def most_rows(graph: DataflowGraph, plan: ExecutionPlan, calls: Iterable[Call]) -> tuple[int, ...]:
+    """Return the most rows that each replica of an instance has at once, in any part of any of its `calls`.
+
+    The certificate counts a cache for them and the engine allocates it. It is at least a row, also for a replica that
+    is dealt no rows.
+    """
+    dealt = [
+        placed_call(graph, plan, call.name).rows_at_once(Part(index, parts))
+        for call in calls
+        for parts in [plan.parts(call.name)]
+        for index in range(parts)
+    ]
+    return tuple(max(1, *of_replica) for of_replica in zip(*dealt, strict=True))
 
 
 def rows_held(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> Mapping[Device, RowShare]:
@@ -268,6 +289,18 @@ def _devices_by_need(placed: PlacedCall) -> Mapping[Need, Sequence[Device]]:
     for device, need in _needs(placed).items():
         devices[need].append(device)
     return MappingProxyType({need: tuple(same) for need, same in devices.items()})
+
+
+@lru_cache(maxsize=256)
+def _rows_at_once(placed: PlacedCall, part: Part) -> tuple[int, ...]:
+    mini_batches = placed.call.mini_batches if part.of == 1 else 1  # a part is not trained on
+    found = []
+    for replica in range(placed.partition.dp):
+        cells = placed.partition.partitions()[replica]
+        cells = cells[part.within(len(cells)) if part.of > 1 else slice(None)]
+        together = len(cells) // mini_batches
+        found.append(max(sum(map(len, cells[i : i + together])) for i in range(0, len(cells), together)))
+    return tuple(found) * (placed.placement.strategy.dp // placed.partition.dp)
 
 
 @lru_cache(maxsize=256)

@@ -44,6 +44,7 @@ from prefect_rlhf.placement.layout.sharing import in_build_order, shared_weights
 from prefect_rlhf.placement.models.weights import Weights
 from prefect_rlhf.placement.plan import (
     ModelInstance,
+    device_coordinates,
     has_state,
     instances,
     moved_parts,
@@ -52,7 +53,7 @@ from prefect_rlhf.placement.plan import (
     trained_instance,
 )
 from prefect_rlhf.placement.plans.switch import closed_instances, moving_roles
-from prefect_rlhf.placement.rows.partition import Part
+from prefect_rlhf.placement.rows.shares import most_rows
 from prefect_rlhf.tasks.data.tokenizer import response_ends
 from prefect_rlhf.tasks.running.checkpoint_nodes import Checkpointing
 from prefect_rlhf.tasks.running.commands import call_commands
@@ -89,8 +90,7 @@ class Dispatcher:
             self._call(Rank.open_dataset, dict.fromkeys(range(self.gang.size), (source,)), f"open {source.name}")
         users = instances(self._graph, self._plan)
         for instance in in_build_order(self._graph, self._plan):
-            command = self._build_command(instance, users[instance])
-            reports = self._call(Rank.build, dict.fromkeys(command.ranks, (command,)), f"build {instance.name}")
+            command, reports = self._build(instance, users[instance])
             try:
                 self._settle(instance, command.restore.version if command.restore else 0, reports, command.weights)
             except StaleWeights as error:
@@ -110,8 +110,7 @@ class Dispatcher:
         self._call(Rank.close_instances, dict.fromkeys(everywhere, (closed,)), "close models")
         bytes_moved, users = 0, instances(self._graph, self._plan)
         for instance in closed_instances(self._graph, self._plan, before.run.plan):
-            command = self._build_command(instance, users[instance])
-            reports = self._call(Rank.build, dict.fromkeys(command.ranks, (command,)), f"build {instance.name}")
+            command, reports = self._build(instance, users[instance])
             on_built(instance, outcome_of(reports))
             if command.restore is None:
                 self._settle(instance, 0, reports, command.weights)
@@ -269,7 +268,18 @@ class Dispatcher:
         }
         self.fingerprints.settle(instance, written, version, digests, self._layout(instance, written))
 
-    def _build_command(self, instance: ModelInstance, calls: Sequence[Call]) -> BuildCommand:
+    def _build(self, instance: ModelInstance, calls: Sequence[Call]) -> tuple[BuildCommand, dict[int, RankReport]]:
+        """Build an instance on its ranks; return the first rank's command and the reports.
+
+        Only the number of rows differs between replicas: each makes room for its own, as the certificate counts.
+        """
+        of_replica = most_rows(self._graph, self._plan, calls)
+        rows = {self.run.rank(device): of_replica[at.dp] for device, at in device_coordinates(instance)}
+        commands = {number: self._build_command(instance, calls, number) for number in set(rows.values())}
+        arguments = {rank: (commands[number],) for rank, number in rows.items()}
+        return arguments[min(rows)][0], self._call(Rank.build, arguments, f"build {instance.name}")
+
+    def _build_command(self, instance: ModelInstance, calls: Sequence[Call], max_rows: int) -> BuildCommand:
         model = self._graph.model(instance.role)
         is_trained = instance == trained_instance(self._graph, self._plan, instance.role)
         weights = self._weights(instance)
@@ -281,7 +291,7 @@ class Dispatcher:
             layout=self._layout(instance, weights),
             restore=self.checkpointing.restore(instance) if has_state(self._graph, self._plan, instance) else None,
             max_sequence_length=self.run.max_sequence_length,
-            max_rows=max(map(self._fullest_rows, calls)),
+            max_rows=max_rows,
             cache_bytes=self._plan[calls[0].name].cache_bytes,
             is_offloaded=offloaded_parts(self._graph, self._plan).get(instance) == "all",
             end_tokens=response_ends(model.path, model.eos_token, model.chat_template) if needs_ends else None,
@@ -289,11 +299,6 @@ class Dispatcher:
             shared=shared_weights(self._graph, self._plan).get(instance, {}),
             seed=self.run.seed,
         )
-
-    def _fullest_rows(self, call: Call) -> int:
-        """Return the number of rows of the largest replica, in any part."""
-        count, needs = self._plan.parts(call.name), self.rows.by_row_set[call.name][0].needs().values()
-        return max(len(need.share.rows(part=Part(index, count))) for need in needs for index in range(count))
 
     def _weights(self, instance: ModelInstance, trained: bool = False) -> tuple[Weights, ...]:
         """Return the weights that an instance holds, or only the trained weights among them."""

@@ -13,11 +13,15 @@ def instance_holdings(
     model: ModelSpec,
     max_length: int,
     backend: Backend,
-    node_speeds: tuple[float, ...] = (),
-    cache_bytes: int | None = None,
 ) -> tuple[ResidentBytes, ...]:
-    """Count all bytes of an instance, device by device; see `kept_bytes`."""
-    spread = kept_bytes(instance, calls, model, max_length, backend, MOST_DEVICES, node_speeds, cache_bytes)
+    """Count all bytes of an instance, device by device, with the items of its calls dealt out one by one.
+
+    See `kept_bytes`.
+    """
+    dp = instance.strategy.dp
+    rows = tuple(max(len(range(d, call.num_items, dp)) * call.rows_per_item for call in calls) for d in range(dp))
+    trained = any(call.kind == "train_step" for call in calls)
+    spread = kept_bytes(instance, trained, model, max_length, backend, MOST_DEVICES, rows)
     return tuple(
         ResidentBytes(device, instance, what, size)
         for device, kind in zip(instance.devices, spread.kinds.tolist(), strict=True)

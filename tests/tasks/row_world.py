@@ -15,7 +15,7 @@ from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Operation, Port, Term
-from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.settings import Sampling, Settings
@@ -62,6 +62,7 @@ class KnowingEngine:
 
     def __init__(self, order, rank):
         self.instance, regions = order.instance, order.layout.of_rank(rank)
+        self.max_rows, self.most_rows = order.max_rows, 0
         dtype = getattr(torch, order.model.dtype)
         self.at = order.instance.strategy.coordinates()[order.ranks.index(rank)]
         shapes = {name: [stop - start for start, stop in region] for name, region in regions.items()}
@@ -81,6 +82,7 @@ class KnowingEngine:
         return 0
 
     def generate(self, prompts, sampling, seeds, micro_batches=1):
+        self.most_rows = max(self.most_rows, len(prompts))
         return Generated([response(p[0]) for p in prompts], [[-float(p[0])] * len(response(p[0])) for p in prompts])
 
     def infer(self, sequences, output, micro_batches, temperature):
@@ -129,6 +131,11 @@ class OpenRank(Rank):
 
     def store_bytes(self) -> int:
         return self.store.num_bytes
+
+    def room_and_rows(self, instance: ModelInstance) -> tuple[int, int]:
+        """The rows that an instance makes room for, and the most that it has generated at once."""
+        engine = self.models[instance].engine
+        return engine.max_rows, engine.most_rows
 
 
 @computation("advantages", "returns", stateful=True)

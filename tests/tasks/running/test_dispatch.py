@@ -12,8 +12,13 @@ from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.processes.messages import GangSettings
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.placement.augmented.row_uses import row_uses
+from prefect_rlhf.placement.augmented.work import Generate
+from prefect_rlhf.placement.cost.paged_cache import whole_cache_bytes
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import ClusterShape
 from prefect_rlhf.placement.graph import Operation, Port
+from prefect_rlhf.placement.memory.certificate import certify
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.row_set import RowSet
@@ -109,6 +114,33 @@ def test_calls_get_their_rows_and_stores_are_empty_after_each_step(gang, tmp_pat
         row_world.OpenRank.store_bytes, dict.fromkeys(range(4), ()), doing="look", deadline_seconds=10
     )
     assert set(store_bytes.values()) == {0}
+
+
+@pytest.mark.parametrize("num_rows", [8, 7, 6, 2])
+@pytest.mark.parametrize("name", PLANS)
+def test_a_replica_makes_room_for_the_rows_that_it_generates_which_the_certificate_counts(
+    gang, tmp_path, name, num_rows
+):
+    """Six rows on nodes of two speeds, in two mini-batches, are dealt as 3, 2, 1 and 0; room is made for one at least.
+
+    The certificate's cache holds as many rows on each device.
+    """
+    dispatcher = started(gang, name, tmp_path, num_steps=1, num_rows=num_rows)
+    augmented, run = row_world.whole_graph(dispatcher.run), dispatcher.run
+    generate = next(node for node in augmented if isinstance(node.work, Generate))
+    for node in augmented:
+        dispatcher.execute(node)
+        if node == generate:
+            break
+    instance, sizes = generate.work.instance, ModelSizes.of(run.graph.model("actor"))
+    peaks = {peak.device: peak.shares for peak in certify(augmented, Workload.fixed(8, 8), "cuda").peaks}
+    for device in instance.devices:
+        asked = {run.rank(device): (instance,)}
+        ((room, rows),) = gang.call(row_world.OpenRank.room_and_rows, asked, doing="look", deadline_seconds=10).values()
+        assert room == max(rows, 1)
+        cache = sum(share.num_bytes for share in peaks[str(device)] if share.what == "key-value cache")
+        assert cache == whole_cache_bytes(room, 16, sizes, instance.strategy.tp)
+    assert name != "two nodes" or num_rows != 6 or rows == 0
 
 
 def with_children(graph):
