@@ -22,6 +22,7 @@ from prefect_rlhf import (
     rlhf_flow,
     train_step,
 )
+from prefect_rlhf.engines.cpu_products import has_bfloat16
 from prefect_rlhf.tasks.checkpoints.folders import folder_of
 from prefect_rlhf.tasks.running.journal import read_spans
 from tests.flows.test_adapter_runs import ADAPTER, TWO_DEVICES
@@ -135,13 +136,19 @@ def test_both_engines_hold_the_average(ran, case, plan):
 
 @pytest.mark.parametrize("plan", ["vllm", "split"])
 def test_a_certificate_counts_a_followers_float32_weights_in_vllm(ran, plan):
-    """What each rank reported of any task run, and at most 2% more."""
+    """What each rank reported of any task run, and at most 2% more.
+
+    It counts vLLM's packed copies, which a processor without bfloat16 does not make.
+    """
     result = ran[1]("two formats", plan)
     given = ran[0]("two formats") | {"plan": str(result.run_dir.parent.parent / f"{plan}.json")}
-    held = dict(prepared(learns_from_a_follower, given, TWO_DEVICES).chosen.certificate.most_resident)
+    certificate = prepared(learns_from_a_follower, given, TWO_DEVICES).chosen.certificate
+    held, shares = dict(certificate.most_resident), {peak.device: peak.shares for peak in certificate.peaks}
     for rank in sorted({rank for span in read_spans(result.run_dir) for rank in span.device_bytes}):
         found = max(span.device_bytes.get(rank, 0) for span in read_spans(result.run_dir))
-        assert found <= held[f"n0:{rank}"] <= 1.02 * found, rank
+        packed = sum(share.num_bytes for share in shares[f"n0:{rank}"] if share.what == "packed weights")
+        not_made = 0 if has_bfloat16() else packed
+        assert found <= held[f"n0:{rank}"] <= 1.02 * found + not_made, rank
 
 
 @pytest.mark.parametrize("case", ["float32", "adapter"])
