@@ -11,7 +11,7 @@ from prefect_rlhf.files.foreign_file import read_json, refuse_pointer, require_r
 from prefect_rlhf.files.path_text import checked_path
 from prefect_rlhf.files.storage.inputs import dataset_on_hub, dataset_path
 from prefect_rlhf.tasks.data.stored.compressed import uncompressed
-from prefect_rlhf.tasks.data.stored.split_files import of_split
+from prefect_rlhf.tasks.data.stored.split_files import of_split, shards
 
 StoredAs = Literal["parquet", "json", "delimited", "saved"]
 FORMATS: Mapping[str, StoredAs] = {
@@ -92,7 +92,8 @@ def _in_folder(field: str, folder: Path, split: str) -> Files:
         return Files(only, tuple(map(str, files)))
     other = next((file for file in files if file.suffix != ".parquet"), None)
     if other is not None:
-        expected = f"a folder with only .parquet files, or a pattern such as {folder}/*.parquet"
+        data = next((file for file in files if file.suffix == ".parquet"), folder / "0.parquet")
+        expected = f"a folder with only .parquet files, or a pattern such as {data.parent / shards(data)}"
         raise InvalidInput(f"{field}.path", str(other), expected)
     return Files("parquet", tuple(map(str, files)), folder=str(folder))
 

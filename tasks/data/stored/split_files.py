@@ -37,16 +37,42 @@ def split_of(file: PurePath) -> str | None:
     return next((WORDS[word] for part in parts for word in re.split(r"[-_ .\d]+", part.lower()) if word in WORDS), None)
 
 
+def shards(file: PurePath) -> str:
+    """Return a pattern for the names of all shards of a file's split; for other files, of all files of its kind.
+
+    >>> shards(PurePath("main/train-00000-of-00002.parquet")), shards(PurePath("rows.parquet"))
+    ('train-*.parquet', '*.parquet')
+    """
+    shard = SHARD.fullmatch(file.stem)
+    return f"{shard[1]}-*{file.suffix}" if shard else f"*{file.suffix}"
+
+
+def _same_shard(splits: Mapping[PurePath, str | None]) -> tuple[PurePath, PurePath] | None:
+    """Return two files that are both the same shard of a split, so of two datasets, as main/ and socratic/ of GSM8K."""
+    first: dict[tuple[str, str], PurePath] = {}
+    for file, split in splits.items():
+        if split is None or not (file.stem.isdigit() or SHARD.fullmatch(file.stem)):
+            continue
+        if (twin := first.setdefault((split, file.name), file)) is not file:
+            return twin, file
+    return None
+
+
 def of_split(field: str, files: Sequence[PurePath], folder: PurePath, split: str) -> tuple[str, ...] | None:
     """Return the files of a split, if the names of a folder's `files` say several splits; else None.
 
-    Raises InvalidInput for a split that no name says, and for a file that says none beside files that do.
+    Raises InvalidInput for a split that no name says, for a file that says none beside files that do, and for several
+    datasets.
     """
     splits = {file: split_of(file.relative_to(folder)) for file in files}
     names = sorted({name for name in splits.values() if name is not None})
+    all_files = f"for all files, a pattern such as {folder}/**/*{''.join(files[0].suffixes[-1:])}"
+    if twins := _same_shard(splits):
+        one, other = (file.parent.parent if file.stem.isdigit() else file.parent for file in twins)
+        expected = f"one of its datasets, as {one} or {other}, which both have {twins[0].relative_to(one)}; {all_files}"
+        raise InvalidInput(f"{field}.path", str(folder), expected)
     if len(names) < 2:
         return None
-    all_files = f"for all files, a pattern such as {folder}/**/*{''.join(files[0].suffixes[-1:])}"
     without = next((file for file, name in splits.items() if name is None), None)
     if without is not None:
         expected = f"the name of a split in each file's name, as {' and '.join(names)} in others; {all_files}"

@@ -60,6 +60,30 @@ def test_splits_of_other_names_are_told_apart(tmp_path):
     assert len(StoredRows("data", f"{path}/**/*.parquet")) == 3
 
 
+@pytest.mark.parametrize("train", ["train-00000-of-00001.parquet", "train/0000.parquet"])
+def test_a_repository_of_several_datasets_is_refused_with_the_folder_of_each(tmp_path, train):
+    """GSM8K has its problems twice, in main/ and in socratic/."""
+    path = write(tmp_path, [f"{name}/{train}" for name in ("main", "socratic")])
+    with pytest.raises(InvalidInput) as refused:
+        StoredRows("data", path).read("text")
+    expected = f"one of its datasets, as {path}/main or {path}/socratic, which both have {train}"
+    assert str(refused.value) == (
+        f"data.path: got '{path}', expected {expected}; for all files, a pattern such as {path}/**/*.parquet"
+    )
+    assert StoredRows("data", f"{path}/main").read("text") == [f"main/{train}"]
+
+
+def test_a_whole_copy_of_a_repository_is_refused_with_a_pattern_that_reads_one_split(tmp_path):
+    names = [f"main/{split}-0000{number}-of-00002.parquet" for split in ("train", "test") for number in (0, 1)]
+    path = write(tmp_path, names)
+    (tmp_path / "README.md").write_text("# GSM8K")
+    pattern = f"{path}/main/test-*.parquet"
+    with pytest.raises(InvalidInput) as refused:
+        StoredRows("data", path).read("text")
+    assert str(refused.value).endswith(f"expected a folder with only .parquet files, or a pattern such as {pattern}")
+    assert StoredRows("data", pattern).read("text") == names[2:]
+
+
 def test_files_of_one_split_are_read_together(tmp_path):
     for number, names in enumerate(
         (["train-0.jsonl", "more.jsonl"], ["part-00000-of-00002.parquet", "part-00001-of-00002.parquet"])
