@@ -33,6 +33,7 @@ from prefect_rlhf.placement.devices.strategy import Strategy
 from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.models.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.plan import Placement
+from prefect_rlhf.placement.planner.passes.simplicity import complexity
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.search.driver import search
@@ -233,11 +234,15 @@ def test_no_plan_uses_the_headroom_of_a_device():
 @pytest.mark.all
 def test_simplicity_is_how_much_slower_than_the_fastest_plan_a_simpler_answer_may_be():
     simple, fastest = (
-        answer_question(plan_options(ONE_NODE | {"evaluations": 300, "simplicity": share})).planned
-        for share in ("30%", 0)
+        answer_question(plan_options(ONE_NODE | {"evaluations": 300, "simplicity": share})) for share in ("30%", 0)
     )
-    assert fastest.seconds < simple.seconds <= 1.3 * fastest.seconds
-    assert fastest.seconds == fastest.fastest_seconds
+    parts = [
+        complexity(each.question, each.planned.plan, each.question.certificate(each.planned.plan))
+        for each in (simple, fastest)
+    ]
+    assert parts[0] < parts[1]
+    assert simple.planned.seconds <= 1.3 * fastest.planned.seconds
+    assert fastest.planned.seconds == fastest.planned.fastest_seconds
 
 
 @pytest.mark.all
