@@ -295,11 +295,10 @@ def _devices_by_need(placed: PlacedCall) -> Mapping[Need, Sequence[Device]]:
 def _rows_at_once(placed: PlacedCall, part: Part) -> tuple[int, ...]:
     mini_batches = placed.call.mini_batches if part.of == 1 else 1  # a part is not trained on
     found = []
-    for replica in range(placed.partition.dp):
-        cells = placed.partition.partitions()[replica]
-        cells = cells[part.within(len(cells)) if part.of > 1 else slice(None)]
-        together = len(cells) // mini_batches
-        found.append(max(sum(map(len, cells[i : i + together])) for i in range(0, len(cells), together)))
+    for cells in placed.partition.partitions():
+        sizes = [len(cell) for cell in (cells[part.within(len(cells))] if part.of > 1 else cells)]
+        finer = len(sizes) // mini_batches
+        found.append(max(sum(sizes[start : start + finer]) for start in range(0, len(sizes), finer)))
     return tuple(found) * (placed.placement.strategy.dp // placed.partition.dp)
 
 

@@ -43,15 +43,17 @@ def shards(file: PurePath) -> str:
     >>> shards(PurePath("main/train-00000-of-00002.parquet")), shards(PurePath("rows.parquet"))
     ('train-*.parquet', '*.parquet')
     """
-    shard = SHARD.fullmatch(file.stem)
-    return f"{shard[1]}-*{file.suffix}" if shard else f"*{file.suffix}"
+    stem, *suffixes = file.name.split(".")
+    shard = SHARD.fullmatch(stem)
+    return ".".join((f"{shard[1]}-*" if shard else "*", *suffixes))
 
 
 def _same_shard(splits: Mapping[PurePath, str | None]) -> tuple[PurePath, PurePath] | None:
     """Return two files that are both the same shard of a split, so of two datasets, as main/ and socratic/ of GSM8K."""
     first: dict[tuple[str, str], PurePath] = {}
     for file, split in splits.items():
-        if split is None or not (file.stem.isdigit() or SHARD.fullmatch(file.stem)):
+        stem, *_ = file.name.split(".")
+        if split is None or not (stem.isdigit() or SHARD.fullmatch(stem)):
             continue
         if (twin := first.setdefault((split, file.name), file)) is not file:
             return twin, file
@@ -68,7 +70,7 @@ def of_split(field: str, files: Sequence[PurePath], folder: PurePath, split: str
     names = sorted({name for name in splits.values() if name is not None})
     all_files = f"for all files, a pattern such as {folder}/**/*{''.join(files[0].suffixes[-1:])}"
     if twins := _same_shard(splits):
-        one, other = (file.parent.parent if file.stem.isdigit() else file.parent for file in twins)
+        one, other = (file.parent.parent if SHARD.match(file.name) is None else file.parent for file in twins)
         expected = f"one of its datasets, as {one} or {other}, which both have {twins[0].relative_to(one)}; {all_files}"
         raise InvalidInput(f"{field}.path", str(folder), expected)
     if len(names) < 2:

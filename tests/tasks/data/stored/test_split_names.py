@@ -60,16 +60,15 @@ def test_splits_of_other_names_are_told_apart(tmp_path):
     assert len(StoredRows("data", f"{path}/**/*.parquet")) == 3
 
 
-@pytest.mark.parametrize("train", ["train-00000-of-00001.parquet", "train/0000.parquet"])
+@pytest.mark.parametrize("train", ["train-00000-of-00001.parquet", "train/0000.parquet", "train-00000-of-00001.jsonl"])
 def test_a_repository_of_several_datasets_is_refused_with_the_folder_of_each(tmp_path, train):
     """GSM8K has its problems twice, in main/ and in socratic/."""
     path = write(tmp_path, [f"{name}/{train}" for name in ("main", "socratic")])
     with pytest.raises(InvalidInput) as refused:
         StoredRows("data", path).read("text")
     expected = f"one of its datasets, as {path}/main or {path}/socratic, which both have {train}"
-    assert str(refused.value) == (
-        f"data.path: got '{path}', expected {expected}; for all files, a pattern such as {path}/**/*.parquet"
-    )
+    pattern = f"for all files, a pattern such as {path}/**/*.{train.rpartition('.')[2]}"
+    assert str(refused.value) == f"data.path: got '{path}', expected {expected}; {pattern}"
     assert StoredRows("data", f"{path}/main").read("text") == [f"main/{train}"]
 
 
