@@ -240,7 +240,7 @@ def test_simplicity_is_how_much_slower_than_the_fastest_plan_a_simpler_answer_ma
         complexity(each.question, each.planned.plan, each.question.certificate(each.planned.plan))
         for each in (simple, fastest)
     ]
-    assert parts[0] < parts[1]
+    assert parts[0] <= parts[1]
     assert simple.planned.seconds <= 1.3 * fastest.planned.seconds
     assert fastest.planned.seconds == fastest.planned.fastest_seconds
 
