@@ -115,7 +115,7 @@ class BuildCommand:
     layout: Layout
     max_sequence_length: int
     max_rows: int
-    """The most rows that the rank's replica has at once."""
+    """The most rows that this rank's replica generates at once."""
     cache_bytes: int | None = None
     """Of vLLM's cache; None makes room for `max_rows` rows of the greatest length."""
     cuda_graphs: bool = True

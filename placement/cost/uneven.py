@@ -19,15 +19,16 @@ from prefect_rlhf.placement.rows.shares import replica_speeds
 
 
 def replica_works(work: CallWork, placement: Placement, node_speeds: Sequence[float]) -> tuple[CallWork, ...]:
-    """Return the call as each replica sees it, as if all replicas had as many rows.
-
-    Replicas that share experts serve each other's rows, so each counts as the fullest of them.
-    """
+    """Return the call as each replica sees it, with its rows dealt by count; see `works_of_rows`."""
     return works_of_rows(work, _dealt(work, placement, node_speeds), placement.strategy.ep)
 
 
 def works_of_rows(work: CallWork, dealt: Sequence[Sequence[int]], ep: int) -> tuple[CallWork, ...]:
-    """Return the call as each replica sees it, given each replica's rows of a mini-batch, of every row set."""
+    """Return the call as each replica sees it, as if all replicas had as many rows.
+
+    `dealt` says, for each row set, how many rows of a mini-batch each replica has. Replicas that share experts serve
+    each other's rows, so each counts as the fullest of them.
+    """
     counted, works = _works_by_rows(work, dealt)
     fullest = [max(counted[first : first + ep]) for first in range(0, len(counted), ep)]
     return tuple(works[fullest[replica // ep]] for replica in range(len(counted)))

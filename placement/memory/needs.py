@@ -118,7 +118,7 @@ def _active_bytes(
 ) -> Spread[Terms]:
     """Active bytes of a model function call: equal for equal stages of replicas with equally many rows.
 
-    `dealt` are each replica's rows of a mini-batch, for every row set.
+    `dealt` says, for each row set, how many rows of a mini-batch each replica has.
     """
     execution, engine = Execution.of(placement), placement.engine
     in_instance = ("kv_cache",) if TRAITS[engine].paged_cache else ()  # it is allocated once, when the engine is built

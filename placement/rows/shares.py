@@ -131,9 +131,7 @@ class PlacedCall(HashedOnce):
         return _devices_by_need(self)
 
     def rows_at_once(self, part: Part = WHOLE) -> tuple[int, ...]:
-        """Return each replica's rows in its fullest mini-batch, or of a part, as if rows were equally long and all
-        kept.
-        """
+        """Count the rows in each replica's fullest mini-batch, or in a part, before lengths and choices are known."""
         return _rows_at_once(self, part)
 
     def rows_held(self) -> Mapping[Device, RowShare]:
@@ -157,17 +155,15 @@ def placed_call(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> PlacedC
 
 
 def most_rows(graph: DataflowGraph, plan: ExecutionPlan, calls: Iterable[Call]) -> tuple[int, ...]:
-    """Return the most rows that each replica of an instance has at once, in any part of any of its `calls`.
+    """Return the most rows that each of an instance's replicas has at once, over all parts of its `calls`.
 
-    The certificate counts a cache for them and the engine allocates it. It is at least a row, also for a replica that
-    is dealt no rows.
+    The certificate counts vLLM's cache for these rows, and the engine allocates it. A replica without rows still has
+    room for a row.
     """
-    dealt = [
-        placed_call(graph, plan, call.name).rows_at_once(Part(index, parts))
-        for call in calls
-        for parts in [plan.parts(call.name)]
-        for index in range(parts)
-    ]
+    dealt: list[tuple[int, ...]] = []
+    for call in calls:
+        placed, parts = placed_call(graph, plan, call.name), plan.parts(call.name)
+        dealt += [placed.rows_at_once(Part(index, parts)) for index in range(parts)]
     return tuple(max(1, *of_replica) for of_replica in zip(*dealt, strict=True))
 
 
@@ -293,13 +289,10 @@ def _devices_by_need(placed: PlacedCall) -> Mapping[Need, Sequence[Device]]:
 
 @lru_cache(maxsize=256)
 def _rows_at_once(placed: PlacedCall, part: Part) -> tuple[int, ...]:
-    mini_batches = placed.call.mini_batches if part.of == 1 else 1  # a part is not trained on
-    found = []
-    for cells in placed.partition.partitions():
-        sizes = [len(cell) for cell in (cells[part.within(len(cells))] if part.of > 1 else cells)]
-        finer = len(sizes) // mini_batches
-        found.append(max(sum(sizes[start : start + finer]) for start in range(0, len(sizes), finer)))
-    return tuple(found) * (placed.placement.strategy.dp // placed.partition.dp)
+    shares = [RowShare(placed.partition, replica) for replica in range(placed.partition.dp)]
+    if part.of > 1:  # a part is not trained on
+        return tuple(len(share.rows(part=part)) for share in shares)
+    return tuple(max(share.mini_batch_sizes(placed.call.mini_batches)) for share in shares)
 
 
 @lru_cache(maxsize=256)

@@ -269,15 +269,16 @@ class Dispatcher:
         self.fingerprints.settle(instance, written, version, digests, self._layout(instance, written))
 
     def _build(self, instance: ModelInstance, calls: Sequence[Call]) -> tuple[BuildCommand, dict[int, RankReport]]:
-        """Build an instance on its ranks; return the first rank's command and the reports.
+        """Build an instance on its ranks; return the fullest replica's command and the reports.
 
-        Only the number of rows differs between replicas: each makes room for its own, as the certificate counts.
+        Replicas differ only in how many rows they make room for: their own, as the certificate counts.
         """
         of_replica = most_rows(self._graph, self._plan, calls)
         rows = {self.run.rank(device): of_replica[at.dp] for device, at in device_coordinates(instance)}
-        commands = {number: self._build_command(instance, calls, number) for number in set(rows.values())}
+        command = self._build_command(instance, calls, max(of_replica))
+        commands = {number: replace(command, max_rows=number) for number in of_replica}
         arguments = {rank: (commands[number],) for rank, number in rows.items()}
-        return arguments[min(rows)][0], self._call(Rank.build, arguments, f"build {instance.name}")
+        return command, self._call(Rank.build, arguments, f"build {instance.name}")
 
     def _build_command(self, instance: ModelInstance, calls: Sequence[Call], max_rows: int) -> BuildCommand:
         model = self._graph.model(instance.role)

@@ -14,10 +14,7 @@ def instance_holdings(
     max_length: int,
     backend: Backend,
 ) -> tuple[ResidentBytes, ...]:
-    """Count all bytes of an instance, device by device, with the items of its calls dealt out one by one.
-
-    See `kept_bytes`.
-    """
+    """Count an instance's bytes on each device, see `kept_bytes`; its calls' items go to the replicas in turn."""
     dp = instance.strategy.dp
     rows = tuple(max(len(range(d, call.num_items, dp)) * call.rows_per_item for call in calls) for d in range(dp))
     trained = any(call.kind == "train_step" for call in calls)

@@ -133,7 +133,7 @@ class OpenRank(Rank):
         return self.store.num_bytes
 
     def room_and_rows(self, instance: ModelInstance) -> tuple[int, int]:
-        """The rows that an instance makes room for, and the most that it has generated at once."""
+        """How many rows an instance makes room for, and the most that it generated at once."""
         engine = self.models[instance].engine
         return engine.max_rows, engine.most_rows
 

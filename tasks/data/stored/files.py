@@ -92,8 +92,9 @@ def _in_folder(field: str, folder: Path, split: str) -> Files:
         return Files(only, tuple(map(str, files)))
     other = next((file for file in files if file.suffix != ".parquet"), None)
     if other is not None:
-        data = next((file for file in files if file.suffix == ".parquet"), folder / "0.parquet")
-        expected = f"a folder with only .parquet files, or a pattern such as {data.parent / shards(data)}"
+        patterns = (file.parent / shards(file) for file in files if file.suffix == ".parquet")
+        pattern = next(patterns, folder / "*.parquet")
+        expected = f"a folder with only .parquet files, or a pattern such as {pattern}"
         raise InvalidInput(f"{field}.path", str(other), expected)
     return Files("parquet", tuple(map(str, files)), folder=str(folder))
 

@@ -48,16 +48,10 @@ def shards(file: PurePath) -> str:
     return ".".join((f"{shard[1]}-*" if shard else "*", *suffixes))
 
 
-def _same_shard(splits: Mapping[PurePath, str | None]) -> tuple[PurePath, PurePath] | None:
-    """Return two files that are both the same shard of a split, so of two datasets, as main/ and socratic/ of GSM8K."""
-    first: dict[tuple[str, str], PurePath] = {}
-    for file, split in splits.items():
-        stem, *_ = file.name.split(".")
-        if split is None or not (stem.isdigit() or SHARD.fullmatch(stem)):
-            continue
-        if (twin := first.setdefault((split, file.name), file)) is not file:
-            return twin, file
-    return None
+def _dataset_of(file: PurePath) -> PurePath | None:
+    """Return the folder that holds all splits of a shard's dataset; None for a file that is no shard."""
+    stem, *_ = file.name.split(".")
+    return file.parent if SHARD.fullmatch(stem) else file.parent.parent if stem.isdigit() else None
 
 
 def of_split(field: str, files: Sequence[PurePath], folder: PurePath, split: str) -> tuple[str, ...] | None:
@@ -69,10 +63,14 @@ def of_split(field: str, files: Sequence[PurePath], folder: PurePath, split: str
     splits = {file: split_of(file.relative_to(folder)) for file in files}
     names = sorted({name for name in splits.values() if name is not None})
     all_files = f"for all files, a pattern such as {folder}/**/*{''.join(files[0].suffixes[-1:])}"
-    if twins := _same_shard(splits):
-        one, other = (file.parent.parent if SHARD.match(file.name) is None else file.parent for file in twins)
-        expected = f"one of its datasets, as {one} or {other}, which both have {twins[0].relative_to(one)}; {all_files}"
-        raise InvalidInput(f"{field}.path", str(folder), expected)
+    first: dict[PurePath, PurePath] = {}
+    for file, name in splits.items():
+        if name is None or (dataset := _dataset_of(file)) is None:
+            continue
+        shard = file.relative_to(dataset)
+        if (other := first.setdefault(shard, dataset)) != dataset:  # as main/ and socratic/ of GSM8K
+            expected = f"one of its datasets, as {other} or {dataset}, which both have {shard}; {all_files}"
+            raise InvalidInput(f"{field}.path", str(folder), expected)
     if len(names) < 2:
         return None
     without = next((file for file, name in splits.items() if name is None), None)
