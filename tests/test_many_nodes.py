@@ -92,8 +92,8 @@ def test_nor_does_a_switch_from_machine_to_machine(parameters, alone, nodes, tmp
 def test_nor_for_grpo(parameters, nodes, name, record_property):
     """With over-sampling: rows that were chosen go from machine to machine.
 
-    Bit for bit the run of the same plan on one machine. Another plan's run would be equal up to rounding, and step 2 has
-    a gradient norm of 88, which rounds beyond 1e-5.
+    Bit for bit the run of the same plan on one machine. Another plan's run is equal up to rounding, and the gradient
+    norm of step 2, which is 88, rounds beyond 1e-5.
     """
     given = plan_matrix.grpo_parameters(parameters)
     number, compact = GRPO[name]

@@ -58,6 +58,7 @@ def open_gang(
     in_process: bool = True,
     gpus: Sequence[int] | None = None,
     longest_call_seconds: float | None = None,
+    start_seconds: float | None = None,
     records: Path | None = None,
 ) -> Gang[AnyRank]:
     """Start the given number of ranks on each node: a single rank in this process, more ranks in a process each.
@@ -69,8 +70,9 @@ def open_gang(
 
     `environment` is added to the ranks' environment. The caller closes the gang. The default device is CUDA if it is
     available. `gpus` are the numbers of the ranks' GPUs in this process's list, by default the first; Ray assigns GPUs
-    itself. Collectives of ranks fail a minute after `longest_call_seconds`, the largest deadline of a call. If a call
-    passes its deadline, each rank process writes its latest collectives to the folder `records`. Ranks with
+    itself. Each phase of the start may take `start_seconds`, by default START_SECONDS and RANK_START_SECONDS for each
+    rank of a node. Collectives of ranks fail a minute after `longest_call_seconds`, the largest deadline of a call. If
+    a call passes its deadline, each rank process writes its latest collectives to the folder `records`. Ranks with
     GPUs are always processes of their own, because only the end of a process frees all memory of its GPU.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -87,7 +89,8 @@ def open_gang(
     settings = GangSettings(
         sum(ranks_of_nodes), rank_factory, device, environment=single_threaded, preload=preload, records=records
     )
-    settings = replace(settings, start_seconds=START_SECONDS + RANK_START_SECONDS * max(ranks_of_nodes))
+    start_seconds = start_seconds or START_SECONDS + RANK_START_SECONDS * max(ranks_of_nodes)
+    settings = replace(settings, start_seconds=start_seconds)
     if longest_call_seconds is not None:
         settings = replace(settings, collective_seconds=longest_call_seconds + MINUTE)
     if not through_ray:

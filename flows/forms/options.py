@@ -202,6 +202,9 @@ class RunOptions(Form):
     role_deadlines: dict[Role, Seconds] = Field(
         {}, description="Time limits for the calls of some roles, in seconds, such as actor: 1800."
     )
+    start_deadline_seconds: float | None = Field(
+        None, ge=1, le=LONGEST_SECONDS, description="Time limit for the ranks' imports; empty: 120 s, 30 s per rank."
+    )
     limits: dict[MetricName, Annotated[float, Field(ge=-1e12, le=1e12)]] = Field(
         {}, description="Upper limits of metrics; a higher value emits an event: kl_penalised_rewards.kl: 20."
     )

@@ -29,7 +29,6 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.plans.stated_words import check_calls, names_of
 from prefect_rlhf.placement.rows.tokenizers import Tokenizers
-from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.checkpoints.changes import ResumedRun
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, check_resumable, checkpoint_in, newest_checkpoint
 from prefect_rlhf.tasks.checkpoints.frozen_models import check_frozen_models
@@ -101,6 +100,7 @@ class RunRequest:
             best=self.spec.best,
             export_merged=self.spec.export_merged,
             role_deadlines=self.spec.role_deadlines,
+            start_deadline_seconds=self.spec.start_deadline_seconds,
             lineage=self.lineage,
         )
 
@@ -160,7 +160,7 @@ def read_request(asked: AskedRun, lease: Lease, *, reward_warnings: tuple[str, .
         log_warning(line)
     if spec.dry_run and any(call.play is not None for call in graph):
         check_plays(graph, inputs, tokenizers)
-    check_operators(graph, inputs, tokenizers, spec.best, is_own=not algorithm.is_shipped)
+    check_operators(spec, graph, inputs, tokenizers, is_own=not algorithm.is_shipped)
     return RunRequest(spec, lease, inputs, graph, workload, checkpoint, lineage, reward_warnings=reward_warnings or ())
 
 
@@ -272,12 +272,13 @@ def check_plays(graph: DataflowGraph, inputs: RunInputs, tokenizers: Tokenizers)
 
 
 def check_operators(
-    graph: DataflowGraph, inputs: RunInputs, tokenizers: Tokenizers, best: BestModel | None, *, is_own: bool
+    spec: RunSpec, graph: DataflowGraph, inputs: RunInputs, tokenizers: Tokenizers, *, is_own: bool
 ) -> None:
     """Try the author's own operators in a separate process; for `best_metric`, also shipped operators that evaluate.
 
     Raises InvalidInput for an invalid operator, and for a `best_metric` that does not exist.
     """
+    best = spec.best
     metrics: Mapping[str, Sequence[str]] = {}
     if find_spec("torch") is None:  # only a dry run continues without torch
         if is_own:
@@ -287,7 +288,7 @@ def check_operators(
         from prefect_rlhf.tasks.trial.try_operators import evaluation_of, try_operators
 
         part = graph if is_own else evaluation_of(graph)
-        tried = try_operators(part, inputs.sources, tokenizers)
+        tried = try_operators(part, inputs.sources, tokenizers, spec.start_deadline_seconds)
         for warning in tried.warnings:
             log_warning(warning)
         metrics = tried.metrics

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from prefect_rlhf.engines.gang.open import open_gang
 from prefect_rlhf.engines.rank.rank import Rank
+from prefect_rlhf.errors.errors import RankSilent
 from prefect_rlhf.placement.augmented.step_groups import PlanEnd, StepGroups
 from prefect_rlhf.placement.plans.switch import PlanAt, moving_roles
 from prefect_rlhf.tasks.run_log import run_log
@@ -46,19 +47,23 @@ def train(
     switches, learning = switches or Switches(), learning or Learning(run.graph)
     engines = {placement.engine for _, placement in run.plan.placements} | switches.engines
     lease = run.lease
-    opened = open_gang(
-        lease.devices_of_nodes,
-        rank_factory=Rank,
-        device=lease.kind,
-        engines=engines,
-        through_ray=lease.cluster.through_ray,
-        say=run_log().info,
-        shared=run.run_dir,
-        records=run.run_dir,
-        node_devices=lease.node_devices,
-        gpus=lease.gpus,
-        longest_call_seconds=max([run.call_deadline_seconds, *run.role_deadlines.values()]),
-    )
+    try:
+        opened = open_gang(
+            lease.devices_of_nodes,
+            rank_factory=Rank,
+            device=lease.kind,
+            engines=engines,
+            through_ray=lease.cluster.through_ray,
+            say=run_log().info,
+            shared=run.run_dir,
+            records=run.run_dir,
+            node_devices=lease.node_devices,
+            gpus=lease.gpus,
+            longest_call_seconds=max([run.call_deadline_seconds, *run.role_deadlines.values()]),
+            start_seconds=run.start_deadline_seconds,
+        )
+    except RankSilent as error:  # the first imports from a network's disk may take minutes
+        raise RankSilent(f"{error}; start_deadline_seconds gives it more") from error
     with closing(opened) as gang:
         check_device_memory(lease, gang, run.call_deadline_seconds)
         if not switches.may_ask:  # torch cannot lift a limit, and the plans to come are unknown

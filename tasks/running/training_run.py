@@ -48,6 +48,8 @@ class TrainingRun:
     """Whether models with an adapter are written as whole models too."""
     role_deadlines: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Limits in seconds that replace `call_deadline_seconds` for some roles' calls."""
+    start_deadline_seconds: float | None = None
+    """Limit of each phase of the ranks' start: their imports, then the join; None: see `open_gang`."""
     switched_after: int | None = None
     """A run that switched from another plan begins after so many steps, with the states that its ranks hold in host
     memory."""

@@ -28,10 +28,10 @@ from prefect_rlhf.tasks.settings import Sampling
 from prefect_rlhf.tasks.tracing.operations import Bound
 
 ITEMS = 2  # of each dataset
-START_SECONDS = IMPORT_SECONDS = 300.0  # on a busy machine
+IMPORT_SECONDS = 300.0  # on a busy machine
 CALL_SECONDS = 120.0
 ENVIRONMENT = {**RANK_ENVIRONMENT, **FORK_ENVIRONMENT, **NO_GPU}
-GANG = GangSettings(1, TrialRank, environment=ENVIRONMENT, start_seconds=START_SECONDS, preload=())
+GANG = GangSettings(1, TrialRank, environment=ENVIRONMENT, start_seconds=IMPORT_SECONDS, preload=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +42,25 @@ class Tried:
     metrics: Mapping[str, tuple[str, ...]]
 
 
-def try_operators(graph: DataflowGraph, sources: Mapping[str, RowSource], tokenizers: Tokenizers) -> Tried:
+def try_operators(
+    graph: DataflowGraph, sources: Mapping[str, RowSource], tokenizers: Tokenizers, start_seconds: float | None = None
+) -> Tried:
     """Import and run every computation and loss of `graph`, in a separate process.
 
+    Its start, and its imports of the operators, may each take IMPORT_SECONDS, or `start_seconds` if that is longer.
     Reward functions are not called here, but by `try_rewards`; their scores are made up. Raises InvalidInput for an
     operator that cannot be imported, reads a key that its inputs lack, or returns other keys or another number of rows
     than it declares, and for a loss without a gradient. Raises GraphError for an operator that fails for a reason that
     does not depend on values.
     """
-    with closing(LocalGang(GANG)) as gang, TemporaryDirectory(prefix="rlhf-trial-") as folder:
-        load(gang, graph)
+    seconds = max(IMPORT_SECONDS, start_seconds or 0.0)
+    with (
+        closing(LocalGang(replace(GANG, start_seconds=seconds))) as gang,
+        TemporaryDirectory(prefix="rlhf-trial-") as folder,
+    ):
+        load(gang, graph, seconds)
         for source in sources.values():
-            gang.call(
-                TrialRank.open_dataset, {0: (source,)}, doing=f"open {source.name}", deadline_seconds=IMPORT_SECONDS
-            )
+            gang.call(TrialRank.open_dataset, {0: (source,)}, doing=f"open {source.name}", deadline_seconds=seconds)
         trial = Trial(graph, gang, Path(folder), tokenizers)
         return Tried((*trial.run(), *other_temperatures(graph)), trial.metrics)
 
@@ -91,16 +96,15 @@ def evaluation_of(graph: DataflowGraph) -> DataflowGraph:
     return replace(graph, calls=tuple(call for call in graph if call.name in needed))
 
 
-def load(gang: LocalGang[TrialRank], graph: DataflowGraph) -> None:
+def load(gang: LocalGang[TrialRank], graph: DataflowGraph, seconds: float) -> None:
     """Import every operator and its settings. Raises InvalidInput for the first operator that cannot be imported."""
     own = {call.name: call.operation for call in graph if call.kind == "compute" and not call.on_hosts}
     own |= {f"{call.name}, loss {term.name}": term.operation for call in graph for term in call.terms}
     functions = {name: Bound(operation) for name, operation in own.items()}
     began = time.monotonic()
     try:
-        failures = gang.call(
-            TrialRank.load, {0: (functions,)}, doing="importing operators", deadline_seconds=IMPORT_SECONDS
-        )[0]
+        loading = gang.call(TrialRank.load, {0: (functions,)}, doing="importing operators", deadline_seconds=seconds)
+        failures = loading[0]
     except (RankLost, RankSilent) as error:
         failures = {name: f"{error} after {time.monotonic() - began:.0f} s" for name in list(functions)[:1]}
     for name, failure in failures.items():

@@ -10,7 +10,7 @@ from prefect_rlhf.engines.weights.move_weights import Moved, WeightMover
 from prefect_rlhf.errors.errors import StaleWeights
 from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.ppo import ppo
-from tests.support.runs import completed, end, plan_file, read_lines, rollouts
+from tests.support.runs import completed, end, leased, plan_file, read_lines, rollouts
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect", "own_home")]
 
@@ -72,6 +72,14 @@ def test_measured_memory_is_shown_next_to_its_certificate(once):
     assert device["measured_bytes"] >= max(span["device_bytes"]["0"] for span in spans) > 0
     assert device["measured_bytes"] <= device["certified_bytes"]
     assert device["gpu"] == {} and device["at"]
+
+
+def test_ranks_that_import_for_too_long_are_named_with_the_key_that_gives_them_more(parameters):
+    """Cold imports from a network's disk may take longer than the default limit."""
+    with leased(2):
+        state = end(ppo, parameters | {"start_deadline_seconds": 1, "plan": "flattening"})
+    late = "rank(s 0, 1| 0| 1) did not answer within 1 s to importing the engines"
+    assert re.fullmatch(f"RankSilent: {late}; start_deadline_seconds gives it more", state.message)
 
 
 def test_a_mistake_ends_the_run_with_one_line(parameters):

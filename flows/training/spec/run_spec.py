@@ -51,6 +51,7 @@ class RunSpec:
     tracking: Tracking
     call_deadline_seconds: float
     role_deadlines: Mapping[str, float]
+    start_deadline_seconds: float | None
     limits: Mapping[str, float]
     export_merged: bool = False
     dry_run: bool = False
@@ -121,6 +122,7 @@ def read_spec(options: RunOptions) -> RunSpec:
         tracking=options.tracking,
         call_deadline_seconds=options.call_deadline_seconds,
         role_deadlines=options.role_deadlines,
+        start_deadline_seconds=options.start_deadline_seconds,
         limits={metric_name(name): limit for name, limit in options.limits.items()},
         export_merged=options.export_merged,
         dry_run=options.dry_run,

@@ -482,7 +482,8 @@ def test_the_limit_of_a_start_grows_with_the_ranks_of_a_node(monkeypatch, ranks,
     opened = []
     monkeypatch.setattr(opening, "LocalGang", opened.append)
     opening.open_gang(ranks, rank_factory=Probe, device="cpu")
-    assert opened[0].start_seconds == seconds
+    opening.open_gang(ranks, rank_factory=Probe, device="cpu", start_seconds=777.0)
+    assert [settings.start_seconds for settings in opened] == [seconds, 777.0]
 
 
 def broken_factory(rank, size):
