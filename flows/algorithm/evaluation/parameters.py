@@ -13,7 +13,10 @@ from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.tasks.settings import by_dotted_name
 
 HELD_OUT = "held_out"
-KEPT = ("actor", "reward", "play", "evaluation", "seed", "output_dir", "headroom", "call_deadline_seconds")
+KEPT = (
+    *("actor", "reward", "play", "evaluation", "seed", "output_dir", "headroom"),
+    *("call_deadline_seconds", "start_deadline_seconds"),
+)
 """Parameters of a training run that an evaluation reads; of `algo` it reads `sampling`."""
 OF_TRAINING = (
     *("prompts", HELD_OUT, "chats", "pairs", "answers", "pretrain", "staleness"),

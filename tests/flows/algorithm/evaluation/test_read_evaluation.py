@@ -16,11 +16,12 @@ TRAINED = {
     "algo": {"batch_size": 8, "sampling": {"max_new_tokens": 99}},
     "steps": 100,
     "seed": 5,
+    "start_deadline_seconds": 900,
 }
 SETS = {"math": {"data": {"path": "m.jsonl"}}}
 
 
-def test_a_training_runs_file_gives_sets_reward_sampling_and_seed_and_lists_the_rest():
+def test_a_training_runs_file_gives_sets_reward_sampling_seed_and_deadlines_and_lists_the_rest():
     sets = {"math": {"data": {"path": "m.jsonl"}, "samples": 4}}
     found, unused = read_evaluation("after", {**TRAINED, "evaluation": sets}, {})
     assert found == {
@@ -29,6 +30,7 @@ def test_a_training_runs_file_gives_sets_reward_sampling_and_seed_and_lists_the_
         "algo": {"sampling": {"max_new_tokens": 99}},
         "evaluation": sets,
         "seed": 5,
+        "start_deadline_seconds": 900,
         "steps": 1,
     }
     assert unused == ["prompts.path", "held_out.path", "held_out.split", "algo.batch_size", "steps"]
