@@ -85,6 +85,15 @@ TWO_COLUMNS = {
 }
 
 
+def test_pairs_are_no_rated_answers(stored, qwen):
+    """TRL's KTO makes two rows of each pair."""
+    path = stored({"prompt": "a", "chosen": "b", "rejected": "c"})
+    with pytest.raises(InvalidInput) as refused:
+        open_source("answers", RatedAnswers(path=path, split_column=None), qwen)
+    says = "expected a row for each answer, with its completion and label; rlhf/dpo learns from pairs"
+    assert str(refused.value) == f"answers: got 'pairs (chosen, rejected) in {path}', {says}"
+
+
 @pytest.mark.parametrize("case", TWO_COLUMNS)
 def test_two_columns_that_may_be_the_same_part_are_refused(stored, qwen, case):
     kind, row, says = TWO_COLUMNS[case]
