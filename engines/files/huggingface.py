@@ -112,7 +112,7 @@ def write_folder(
     def write(part: Path) -> None:
         part.mkdir()
         write_folder_of_tensors(part, shapes, spec.dtype, tensors, max_file_bytes, apart)
-        (part / "config.json").write_text(json.dumps(_config_of(spec, tokenizer_folder), indent=2) + "\n")
+        (part / "config.json").write_text(json.dumps(_config_of(spec, tokenizer_folder, ends), indent=2) + "\n")
         write_tokenizer(part, spec, tokenizer_folder)
         if "lm" in spec.head:
             _name_ends(part, spec.eos_token, ends)
@@ -190,8 +190,12 @@ def _check_tensors(spec: ModelSpec, stored: dict[str, StoredTensor]) -> None:
         raise InvalidInput(field, seen, "equal tensors, or tie_word_embeddings: false in config.json")
 
 
-def _config_of(spec: ModelSpec, tokenizer: Path) -> dict[str, Any]:
-    """Make config.json: the model's own file, with its head, its format and the tokenizer's ids replaced."""
+def _config_of(spec: ModelSpec, tokenizer: Path, ends: Sequence[int] | None = None) -> dict[str, Any]:
+    """Make config.json: the model's own file, with its head, its format and the tokenizer's ids replaced.
+
+    A scalar head has no `pad_token_id` that is one of the `ends`: at the end of a text, transformers takes such a token
+    for padding and returns the score of the token before, where a run has the score of the end.
+    """
     folder = model_folder(spec.path, f"{spec.role}.path", "config")
     source = _stored_config(folder) or _plain_config(spec)
     ids = {key: value for key, value in _stored_config(tokenizer).items() if key in TOKEN_IDS}
@@ -202,7 +206,10 @@ def _config_of(spec: ModelSpec, tokenizer: Path) -> dict[str, Any]:
         head |= labels
     if spec.head == "scalar" and "num_labels" in source:
         head["num_labels"] = 1
-    return source | ids | formats | head
+    made = source | ids | formats | head
+    pad, eos = made.get("pad_token_id"), made.get("eos_token_id")
+    is_end = pad is not None and pad in (*(ends or ()), *(eos if isinstance(eos, list) else [eos]))
+    return made | ({"pad_token_id": None} if spec.head == "scalar" and is_end else {})
 
 
 def _stored_config(folder: Path) -> dict[str, Any]:

@@ -110,7 +110,7 @@ class AnswerTokens:
         before, marker, after = text.partition(_MARKER)  # the first: an answer may have these words too
         if not marker or not before:
             raise NoAnswer("the chat template does not show the assistant's message; answer with text")
-        return self._control.tokens(after, guarded.mark, "its answer")
+        return self._control.following(after, marker, guarded.mark, "its answer")
 
     def _rendered(self, guarded: Guarded) -> str:
         return rendered(self._tokenizer, guarded, "its answer", variables=self._variables, add_generation_prompt=True)

@@ -1,8 +1,8 @@
 """Cuts chats at the start and end of each answer, as the chat template renders them, and makes masked tokens.
 
-The template renders the first messages, then one more message at a time; neighbours with the same role, such as the
-answers of several tools, are added together. Each rendering must begin with the previous rendering, and the rest is the
-message's own text. Pieces are tokenized separately, as a prompt and its response are during sampling.
+The template renders all messages before the first answer at once, then one more message at a time; neighbours with the
+same role, such as the answers of several tools, are added together. Each rendering must begin with the previous
+rendering, and the rest is the message's own text. Pieces are tokenized separately, as a prompt and its response are.
 """
 
 from collections.abc import Collection, Sequence
@@ -48,7 +48,8 @@ def chat_pieces(
 ) -> list[Piece]:
     """Cut a chat into pieces. The assistant's messages from number `first` on are answers, without their heading.
 
-    Those in `unlearnt` are no answers.
+    Those in `unlearnt` are no answers. Messages before the first answer are a single piece,
+    and those after the last answer are left out.
 
     The heading is the text that the template adds before an answer (its generation prompt). Raises InvalidInput, at
     `where`, for a template that removes or changes earlier text, and for messages that the template refuses.
@@ -63,12 +64,14 @@ def chat_pieces(
     before = ""
     opening = next((number for number, turn in enumerate(messages) if turn["role"] != SYSTEM), len(messages) - 1)
     roles = [*(turn["role"] for turn in messages), None]
-    for number in range(opening, len(messages)):
+    answers = [n for n in range(max(opening, first), len(messages)) if roles[n] == ASSISTANT and n not in unlearnt]
+    # what is only read may change later: Qwen 3 leaves out the thoughts of answers before a question
+    for number in range(answers[0], answers[-1] + 1) if answers else range(opening, len(messages)):
         if roles[number] == roles[number + 1] != ASSISTANT:  # some templates write answers of tools as one message
             continue
         after = written(number + 1)
         _check_prefix(before, after, f"{where} message {number}", "when this message follows")
-        if messages[number]["role"] == ASSISTANT and number >= first and number not in unlearnt:
+        if number in answers:
             heading = written(number, prompts=True)
             _check_prefix(before, heading, f"{where} message {number}", "when it prompts for an answer")
             _check_prefix(heading, after, f"{where} message {number}", "when the answer follows")
@@ -98,10 +101,12 @@ def masked_tokens(tokenizer: Any, pieces: Sequence[Piece], eos_token: str | None
     """
     tokens: list[int] = []
     trained: list[bool] = []
-    control, end = control_tokens(tokenizer), answer_end(tokenizer, eos_token)
+    control, end, before = control_tokens(tokenizer), answer_end(tokenizer, eos_token), ""
     for is_answer, run in groupby(pieces, key=lambda piece: piece.is_answer):
         parts = list(run)
-        new, length = control.tokens("".join(part.text for part in parts), parts[0].mark), 0
+        text = "".join(part.text for part in parts)
+        new, length = control.following(text, before, parts[0].mark), 0
+        before = text
         if is_answer:
             new, length = _ended(new, end, tokenizer.eos_token_id)
         tokens += new

@@ -176,7 +176,7 @@ class ChatDataset(DatasetSource):
             chat = asked + _messages(said, ASSISTANT)
             pieces = chat_pieces(tokenizer, chat, where, len(asked), tools, variables, _unlearnt(chat))
             return self._learnt(pieces)
-        tokens, length = answered_tokens(tokenizer, before, said, False, True, eos_token=self.eos_token)
+        tokens, length = answered_tokens(tokenizer, before, said, True, self.eos_token)
         return masked(tokens, [place >= length for place in range(len(tokens))])
 
     def _learnt(self, pieces: Sequence[Piece]) -> MaskedTokens:

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
-from typing import Any, Literal, final
+from typing import Any, Literal, cast, final
 
+from prefect_rlhf.engines.sampling.chats.answer_end import answer_end
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.tasks.data.answer_pieces import chat_pieces, masked_tokens
+from prefect_rlhf.tasks.data.answer_pieces import ASSISTANT, chat_pieces, masked_tokens
 from prefect_rlhf.tasks.data.formats.find import Wanted
 from prefect_rlhf.tasks.data.formats.pairs import Answer, pair_of_chats, pair_of_texts
 from prefect_rlhf.tasks.data.messages import has_text
@@ -259,13 +260,14 @@ class PreferenceDataset(DatasetSource):
     ) -> tuple[list[int], int]:
         """Return the tokens of prompt and answer, and the number of the prompt's tokens."""
         tokenizer, eos = self.loaded, self.eos_token
-        if isinstance(answer, str):
-            is_chat = self.chat_template
-            return answered_tokens(tokenizer, prompt, answer, is_chat, self.end_of_text, tools, variables, eos)
+        if isinstance(prompt, str) and isinstance(answer, str) and not self.chat_template:
+            return answered_tokens(tokenizer, prompt, answer, self.end_of_text, eos)
         before, where = asked(prompt), f"{self.name} row {row // 2}"
-        pieces = chat_pieces(tokenizer, [*before, answer], where, len(before), tools, variables)
-        whole = masked_tokens(tokenizer, pieces, eos)
-        return whole.tokens, whole.prompt_length
+        said = {"role": ASSISTANT, "content": answer} if isinstance(answer, str) else answer
+        pieces = chat_pieces(tokenizer, [*before, said], where, len(before), tools, variables)
+        whole, end = masked_tokens(tokenizer, pieces, eos), answer_end(tokenizer, eos)
+        ended = end.written is not None or end.token is None or whole.tokens[-1] == end.token
+        return whole.tokens if ended else [*whole.tokens, cast(int, end.token)], whole.prompt_length
 
     def _check_pair(self, pair: int, prompt: Prompt | None, chosen: Answer | None, rejected: Answer | None) -> None:
         where = f"{self.name} row {pair}"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from prefect_rlhf.engines.sampling.chats.answer_end import answer_end, check_eos_token, end_tokens
 from prefect_rlhf.engines.sampling.chats.control_tokens import control_tokens
@@ -192,35 +192,18 @@ def template_remark(
 
 
 def answered_tokens(
-    tokenizer: Any,
-    prompt: Prompt,
-    answer: str,
-    chat_template: bool,
-    end: bool,
-    tools: Tools = (),
-    variables: Variables | None = None,
-    eos_token: str | None = None,
+    tokenizer: Any, prompt: str, answer: str, end: bool, eos_token: str | None = None
 ) -> tuple[list[int], int]:
-    """Return the tokens of prompt and answer, and how many of them are the prompt's.
+    """Return the tokens of two plain texts, a prompt and its answer, and how many of them are the prompt's.
 
-    That number is at least 1, because no model predicts the first token. In a chat the answer ends as the template ends
-    it (see `answer_end`), and its text never becomes a control token. With `end`, other answers end with the
+    That number is at least 1, because no model predicts the first token. With `end`, the answer ends with the
     tokenizer's end-of-sequence token or `eos_token`, once.
     """
-    before = prompt_tokens(tokenizer, prompt, chat_template, None, tools, variables)
-    length = max(len(before), 1)
-    if not _is_chat(prompt, chat_template):
-        after = list(tokenizer(answer, add_special_tokens=not before)["input_ids"])
-        last = answer_end(tokenizer, eos_token).token if eos_token else tokenizer.eos_token_id
-        is_ended = bool(after) and after[-1] == last  # a text that its author rendered
-        return before + after + ([last] if end and not is_ended else []), length
-    control, answers_end = control_tokens(tokenizer), answer_end(tokenizer, eos_token)
-    guarded = control.guard([{"role": "assistant", "content": answer}])
-    text = str((guarded.marked_messages or guarded.messages)[0]["content"])
-    closed = control.tokens(text + answers_end.closing, guarded.mark, "answer")
-    if answers_end.written is not None:
-        del closed[-1]
-    return [*before, *closed, cast(int, answers_end.token)], length  # a check of rows refuses None
+    before = prompt_tokens(tokenizer, prompt, False)
+    after = control_tokens(tokenizer).following(answer, prompt) if before else list(tokenizer(answer)["input_ids"])
+    last = answer_end(tokenizer, eos_token).token if eos_token else tokenizer.eos_token_id
+    is_ended = bool(after) and after[-1] == last  # a text that its author rendered
+    return before + after + ([last] if end and not is_ended else []), max(len(before), 1)
 
 
 def _is_chat(prompt: Prompt, chat_template: bool) -> bool:

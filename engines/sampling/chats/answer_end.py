@@ -27,9 +27,6 @@ class AnswerEnd:
     token: int | None  # None: the tokenizer has no end
     text: str
     source: str
-    closing: str = ""
-    """The text that a chat template writes between the end of an answer's words and this token; empty if it writes no
-    such token."""
     written: int | None = None
     """The end that the template writes: another token than `token` if a setting overrides it, and None if it writes no
     end."""
@@ -50,13 +47,12 @@ def answer_end(tokenizer: Any, eos_token: str | None = None) -> AnswerEnd:
     """
     closing = _closing(tokenizer, {} if eos_token is None else {"eos_token": eos_token})
     text = control_tokens(tokenizer).first_in(closing)
-    closing = closing[: closing.find(text) + len(text)] if text else ""
     in_chats = tokenizer.convert_tokens_to_ids(text) if text else None
     if eos_token is not None:
         token = _token(tokenizer, eos_token)
-        return AnswerEnd(token, eos_token, "the setting eos_token", closing, in_chats, is_set=True)
+        return AnswerEnd(token, eos_token, "the setting eos_token", in_chats, is_set=True)
     if in_chats is not None:
-        return AnswerEnd(in_chats, text, "the chat template", closing, in_chats)
+        return AnswerEnd(in_chats, text, "the chat template", in_chats)
     origin = "the tokenizer: its chat template writes no end" if tokenizer.chat_template else "the tokenizer"
     return AnswerEnd(tokenizer.eos_token_id, str(tokenizer.eos_token), origin)
 

@@ -94,6 +94,24 @@ class ControlTokens:
         num_own = sum(self._is_counted(found[0]) for found in self._known.finditer(text))
         return self._checked(text.replace(mark, ""), tokens, num_own, field)
 
+    def following(self, text: str, before: str, mark: str = "", field: str = "text") -> list[int]:
+        """Return the tokens that a text has after the text `before`, which they are appended to.
+
+        A tokenizer of sentencepiece puts a space before the first word of a text, but not of what follows. Tokens of
+        two texts never merge. Raises as `tokens`.
+        """
+        for earlier in (before, "\n") if before and self._adds_space else ():
+            first, whole = (self.tokens(each, mark, field) for each in (earlier, earlier + text))
+            if whole[: len(first)] == first:
+                return whole[len(first) :]
+        return self.tokens(text, mark, field)
+
+    @cached_property
+    def _adds_space(self) -> bool:
+        """Whether the tokenizer puts a space before a text's first word."""
+        line, both = (self._encoded(self._tokenizer, text) for text in ("\n", "\na"))
+        return both[: len(line)] == line and both[len(line) :] != self._encoded(self._tokenizer, "a")
+
     def plain(self, text: str, field: str = "text") -> list[int]:
         """Return a text's tokens without any control token.
 

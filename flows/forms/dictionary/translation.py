@@ -113,15 +113,16 @@ def _outcome(job: Job, option: str, made: Mapping[str, Made], problems: Mapping[
         return Outcome(option, value, "refused", why=str(wrong))
     if elsewhere := next((rule for rule in rules if rule.where in ("plan", "play")), None):
         return _stated_elsewhere(job, option, elsewhere)
-    refusal = dialect.refusal_of(option)
-    if refusal is not None and not _is_off(value) and (job.differs(option) or refusal.by_default):
-        return Outcome(option, value, "refused", why=refusal.reason)
     if errors:
         return Outcome(option, value, "without effect", why=str(errors[0]))
+    refusal = dialect.refusal_of(option)
+    if refusal is not None and (not _is_off(value) if job.differs(option) else refusal.by_default):
+        return Outcome(option, value, "refused", why=refusal.reason)
     if (why := dialect.effect_of(option)) is not None:
         return Outcome(option, value, "without effect", why=why)
     if rules or refusal is not None:
-        why = "the default here too" if rules else f"the default of {NAMES[dialect.library]}, so it changes nothing"
+        of_theirs = "off" if job.differs(option) else f"the default of {NAMES[dialect.library]}, so it changes nothing"
+        why = "the default here too" if rules else of_theirs
         return Outcome(option, value, "without effect", why=why)
     return Outcome(option, value, "unknown")
 

@@ -19,6 +19,7 @@ from prefect_rlhf.flows.forms.dictionary.shared import (
 )
 from prefect_rlhf.flows.forms.dictionary.trl_rules import (
     BATCH,
+    BATCH_OF_RATED,
     FOLLOW,
     GENERATION,
     GROUPS,
@@ -49,7 +50,6 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
             " f_alpha_divergence_coef use_weighting discopop_tau rpo_alpha normalize_advantages reward_clip_range"
             " label_smoothing_factor"
         ),
-        "a mean is over the tokens of all devices": "average_tokens_across_devices",
         "the share of experts' balance is not in a loss here: mixtures are only planned": "router_aux_loss_coef",
         "AdamW is the only optimizer here": "optim_args optim_target_modules",
         "the last layer has the format of actor.dtype": "cast_lm_head_to_fp32",
@@ -137,7 +137,6 @@ _CHATS: Mapping[str, Refusal] = MappingProxyType(
             "of chats only the assistant's turns are learned, as if it were true; of a text_column every token",
             by_default=True,
         ),
-        "completion_only_loss": Refusal("of a prompt with a completion only the completion is learned"),
     }
 )
 _NEED: Mapping[str, tuple[Any, str]] = MappingProxyType({"actor.path": ("MODEL", "the model, which your script names")})
@@ -203,12 +202,13 @@ def dialects() -> tuple[Dialect, ...]:
     trained = (*BATCH, *shared)
     compared = (*model("actor"), REFERENCE, *FOLLOW)
     texts = rows("chats", ("text_column", "dataset_text_field"))
+    rated = (*rows("answers"), *BATCH_OF_RATED, *shared, *RATED)
     scored = (*model("reward", "scalar"), *rows("pairs"))
     return (
         _dialect("grpo", "grpo", (*online, *GROUPS), needs=with_reward),
         _dialect("rloo", "grpo", (*online, *LEAVE_ONE_OUT), needs=with_reward),
         _dialect("dpo", "dpo", (*compared, *rows("pairs"), *trained, *PAIRS), _OFFLINE, needs["pairs"]),
-        _dialect("kto", "kto", (*compared, *rows("answers"), *trained, *RATED), _OFFLINE, needs["answers"]),
+        _dialect("kto", "kto", (*compared, *rated), _OFFLINE, needs["answers"]),
         _dialect("sft", "sft", (*model("actor"), *texts, *trained, *NLL), of_texts, needs["chats"]),
         _dialect("reward", "reward", (*scored, *trained, *REWARD), _OFFLINE, reward_needs),
     )

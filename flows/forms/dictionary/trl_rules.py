@@ -226,6 +226,7 @@ def run() -> tuple[Rule, ...]:
         Rule("keep_checkpoints", "save_total_limit"),
         Rule("recompute", "gradient_checkpointing", where="plan"),
         Rule("seed", "seed"),
+        only("average_tokens_across_devices", True, why="a mean is over the tokens of all devices here"),
         Rule("output_dir", "output_dir"),
         Rule("tracking.report_to", "report_to", by=reported),
         Rule(
@@ -355,17 +356,27 @@ def rows(parameter: str, *columns: tuple[str, str]) -> tuple[Rule, ...]:
     )
 
 
-def only(option: str, *allowed: str) -> Rule:
-    """Return a rule that accepts only the option's given value."""
+def only(option: str, *allowed: Any, why: str = "") -> Rule:
+    """Return a rule that accepts only the option's given values; `why` says what is there instead."""
 
     def check(job: Job) -> None:
         if job[option] not in allowed:
-            raise Untranslatable(f"no loss here is {job[option]}; only {' and '.join(allowed)}")
+            raise Untranslatable(why or f"no loss here is {job[option]}; only {' and '.join(allowed)}")
 
     return Rule("", option, by=check, where="check")
 
 
-BATCH = (Rule("algo.batch_size", "per_device_train_batch_size * gradient_accumulation_steps * devices"),)
+def _assistant_only(job: Job) -> None:
+    """TRL's default learns every turn of a chat, see `_CHATS`."""
+    if job["assistant_only_loss"]:
+        raise Unused("here too only the assistant's turns of chats are learned")
+
+
+_BATCH = "per_device_train_batch_size * gradient_accumulation_steps * devices"
+BATCH = (Rule("algo.batch_size", _BATCH),)
+BATCH_OF_RATED = (
+    Rule("algo.batch_size", _BATCH, "TRL estimates KTO's KL over per_device_train_batch_size rows of each device"),
+)
 GENERATION: tuple[Rule, ...] = (
     Rule("algo.samples_per_prompt", "num_generations"),
     Rule(
@@ -491,7 +502,11 @@ RATED: tuple[Rule, ...] = (
     Rule("algo.good_weight", "desirable_weight"),
     Rule("algo.bad_weight", "undesirable_weight"),
 )
-NLL = (only("loss_type", "nll", "chunked_nll"),)
+NLL = (
+    only("loss_type", "nll", "chunked_nll"),
+    Rule("", "assistant_only_loss", by=_assistant_only, where="check"),
+    only("completion_only_loss", None, True, why="of a prompt with a completion only the completion is learned here"),
+)
 REWARD: tuple[Rule, ...] = (
     Rule("algo.centering", "center_rewards_coefficient"),
     Rule(

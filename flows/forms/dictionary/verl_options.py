@@ -48,7 +48,6 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         " critic.model.hf_config_path critic.model.override_config* critic.model.external_lib"
         " reward_model.model.external_lib",
         "a dataset is read as docs/data.md says": "data.custom_cls.*",
-        "each pass has its own order; rows are not read in the order of the file": "data.shuffle",
         "a file is read whole": "data.train_max_samples data.val_max_samples",
         "no flow trains the critic alone first": "trainer.critic_warmup",
         "a checkpoint of verl cannot be resumed; actor.path may be its model": "trainer.resume_from_path",

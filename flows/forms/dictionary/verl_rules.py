@@ -251,6 +251,7 @@ def optimizer(role: str, path: str) -> tuple[Rule, ...]:
 
 
 SHARED: tuple[Rule, ...] = (
+    _only("data.shuffle", True, "each pass has its own order; rows are not read in the order of the file"),
     Rule("actor.path", "model.path"),
     Rule("prompts.path", "data.train_files", by=_file("data.train_files")),
     Rule("held_out.path", "data.val_files", by=_file("data.val_files")),

@@ -68,6 +68,9 @@ def find_format(rows: StoredRows, wanted: Wanted) -> Found:
     found = [*own, *_widest(others)]
     if found:
         return _one(rows, found)
+    if wanted.kind == "answers" and {"chosen", "rejected"} <= set(rows.names):
+        expected = "a row for each answer, with its completion and label; rlhf/dpo learns from pairs"
+        raise InvalidInput(rows.field, f"pairs (chosen, rejected) in {rows.path}", expected)
     last = next((form for form, names in wanted.own.items() if names[-1] in rows.names), None)
     if last is None and (nearly := _nearly(rows, wanted)) is not None:
         raise nearly

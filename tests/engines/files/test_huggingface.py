@@ -285,6 +285,22 @@ def test_a_written_critic_has_one_label_whatever_the_config_said_before(tmp_path
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "written").score.out_features == 1
 
 
+@pytest.mark.parametrize(("pad", "ends", "kept"), [(2, None, None), (2, [3, 2], None), (5, [3, 2], 5)])
+def test_a_written_reward_model_scores_a_texts_last_token_also_if_it_pads_with_it(tmp_path, made, pad, ends, kept):
+    """SmolLM2 pads with the token that ends an answer. transformers would return the score of the token before."""
+    source = shutil.copytree(made, tmp_path / "source")
+    edit(source, pad_token_id=pad, eos_token_id=2 if ends is None else 9)
+    case = Case(str(source), head="scalar", new_head=True)
+    tensors = {name: shard.view.reshape(shard.shape) for name, shard in case.build(0).weights().items()}
+    tensors["score.weight"] = torch.linspace(-1, 1, tensors["score.weight"].numel()).reshape(1, -1)
+    write_folder(tmp_path / "written", case.spec(), tensors.items(), source, ends=ends)
+    found = AutoModelForSequenceClassification.from_pretrained(tmp_path / "written", dtype=torch.float32)
+    assert found.config.pad_token_id == kept
+    tokens = torch.tensor([[4, 7, 6, 2]])
+    expected = found.model(tokens).last_hidden_state[0, -1] @ found.score.weight[0]
+    assert found(tokens).logits.item() == pytest.approx(expected.item())
+
+
 def test_an_incomplete_folder_never_appears(tmp_path, made):
     """A missing tensor stops the writing, and an older folder of that name stays."""
     spec = read_model_spec("actor", made, "lm")

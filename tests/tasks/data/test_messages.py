@@ -336,8 +336,8 @@ def test_a_pairs_answers_may_be_tool_calls(tmp_path, strict):
     row = {"prompt": [ask("1")], "chosen": [call({"a": 1}, content=None)], "rejected": [say("3")]}
     source = PreferenceDataset("pairs", json_lines(tmp_path / "p.jsonl", row), strict, split_column=None)
     source.check(max_tokens=4096)
-    assert text_of(source) == 'user:1|assistant:add {"a": 1}|'
-    assert text_of(source, row=1) == "user:1|assistant:3</s>"
+    assert text_of(source) == 'user:1|assistant:add {"a": 1}|</s>'  # both sides end, also if the template writes no end
+    assert text_of(source, row=1) == "user:1|assistant:3|</s>"
 
 
 def test_special_tokens_in_a_pair_are_text(tmp_path, qwen):

@@ -8,6 +8,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from prefect_rlhf.engines.sampling.chats.answer_end import answer_end, check_eos_token, end_tokens
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.answer_pieces import chat_pieces, masked_tokens
+from prefect_rlhf.tasks.data.datasets import PreferenceDataset
 from prefect_rlhf.tasks.data.tokenizer import answered_tokens, end_remark
 from tests.engines.sampling.stand_ins import FAMILIES, SPECIAL, stand_in
 from tests.tasks.small_tokenizer import TEMPLATE, save_small_tokenizer
@@ -51,11 +52,19 @@ def test_a_base_models_response_ends_at_the_template_and_at_the_ends_of_its_file
     assert end_remark(base) == f"{says}; a response also ends with <|endoftext|> ({other})"
 
 
-def test_chats_and_pairs_end_with_the_token_at_which_generation_ends(base):
+def paired(folder, tmp_path, **settings):
+    """The tokens of a pair's better answer, and the length of its prompt."""
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps({"prompt": ASKED, "chosen": "a film", "rejected": "good"}))
+    read = PreferenceDataset("pairs", str(path), str(folder), split_column=None, **settings).read([0])
+    return read["tokens"][0], read["prompt_length"][0]
+
+
+def test_chats_and_pairs_end_with_the_token_at_which_generation_ends(base, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(base)
-    chat = [*ASKED, {"role": "assistant", "content": "the film"}]
+    chat = [*ASKED, {"role": "assistant", "content": "a film"}]
     learnt = masked_tokens(tokenizer, chat_pieces(tokenizer, chat, "here"))
-    tokens, length = answered_tokens(tokenizer, ASKED, "the film", False, False)
+    tokens, length = paired(base, tmp_path)
     assert tokens == learnt.tokens
     assert length == learnt.prompt_length
     assert tokens[-1] == end_tokens(base)[0]
@@ -63,7 +72,7 @@ def test_chats_and_pairs_end_with_the_token_at_which_generation_ends(base):
 
 def test_a_text_ends_with_the_tokenizers_end_which_ends_a_response_too(base):
     tokenizer = AutoTokenizer.from_pretrained(base)
-    tokens, _ = answered_tokens(tokenizer, "it is", "good", False, True)
+    tokens, _ = answered_tokens(tokenizer, "it is", "good", True)
     assert tokens[-1] == tokenizer.eos_token_id
     assert tokens[-1] in end_tokens(base)
 
@@ -90,7 +99,7 @@ def test_a_setting_says_otherwise(tmp_path, template, says):
     pieces = chat_pieces(tokenizer, chat, "here", variables={"eos_token": "best"})
     learnt = masked_tokens(tokenizer, pieces, "best")
     assert tokenizer.decode(learnt.tokens[learnt.prompt_length :]) == says
-    tokens, length = answered_tokens(tokenizer, ASKED, "a film", False, False, (), {"eos_token": "best"}, "best")
+    tokens, length = paired(tmp_path, tmp_path, eos_token="best")
     assert tokenizer.decode(tokens[length:]) == says
     assert end_tokens(str(tmp_path), "best")[0] == learnt.tokens[-1]
     assert str(answer_end(tokenizer, "best")).endswith("from the setting eos_token")

@@ -165,14 +165,14 @@ REFUSED = {
         "generation_kwargs": ({"num_beams": 2}, "num_beams has no counterpart"), "report_to": ("comet_ml", "the trackers here"),
         "max_tool_calling_iterations": (3, "play.max_turns: 4"), "num_generations": (7, ""),
     },
-    "trl sft": {"chat_template_path": ("Qwen/Qwen3-0.6B", "the chat_template.jinja of that model"), "packing": (True, "rows are never packed"), "assistant_only_loss": (False, ""), "loss_type": ("dft", "no loss here is dft")},
+    "trl sft": {"chat_template_path": ("Qwen/Qwen3-0.6B", "the chat_template.jinja of that model"), "packing": (True, "rows are never packed"), "assistant_only_loss": (False, "only the assistant's turns are learned"), "completion_only_loss": (False, "only the completion is learned"), "loss_type": ("dft", "no loss here is dft"), "max_length": (1024, "rows for training are never cut"), "average_tokens_across_devices": (False, "over the tokens of all devices")},
     "trl dpo": {"loss_type": (["sigmoid", "ipo"], "sigmoid + ipo"), "label_smoothing": (0.1, "")},
     "verl ppo": {
         "rollout.n": (8, "a single response"), "critic.ppo_epochs": (3, "actor and critic"),
         "actor.use_kl_loss": (True, "subtracted from the reward"), "trainer.critic_warmup": (5, "critic alone"),
         "data.train_files": (["a", "b"], "a pattern"), "actor.clip_ratio_high": (0.28, "both sides alike"),
     },
-    "verl grpo": {"algorithm.adv_estimator": ("opo", "no advantage here is opo"), "actor.kl_loss_type": ("k1", "")},
+    "verl grpo": {"data.shuffle": (False, "each pass has its own order"), "algorithm.adv_estimator": ("opo", "no advantage here is opo"), "actor.kl_loss_type": ("k1", "")},
     "openrlhf dpo": {"model.ipo_enable": (True, "means over tokens")},
 }  # fmt: skip
 
@@ -184,6 +184,20 @@ REFUSED = {
 def test_an_option_without_counterpart_is_refused_with_a_reason(name, option, value, why):
     one = outcome(translated(name, {option: value}), option)
     assert one.what == "refused" and why in one.why
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("assistant_only_loss", True, "here too only the assistant's turns of chats are learned"),
+        ("completion_only_loss", True, "the default here too"),
+        ("max_length", None, "off"),
+        ("average_tokens_across_devices", True, "the default here too"),
+    ],
+)
+def test_what_is_so_here_too_is_not_refused(option, value, why):
+    one = outcome(translated("trl sft", {option: value}), option)
+    assert (one.what, one.why) == ("without effect", why)
 
 
 def test_prompts_of_a_batch_that_are_no_whole_number_are_refused_with_the_numbers():

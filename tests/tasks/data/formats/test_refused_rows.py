@@ -85,6 +85,14 @@ TWO_COLUMNS = {
 }
 
 
+def test_pairs_are_no_rated_answers(stored, qwen):
+    """TRL's KTO makes two rows of each pair."""
+    path = stored({"prompt": "a", "chosen": "b", "rejected": "c"})
+    says = r"^answers: got 'pairs \(chosen, rejected\) in .*, expected a row for each answer, .*dpo learns from pairs$"
+    with pytest.raises(InvalidInput, match=says):
+        open_source("answers", RatedAnswers(path=path, split_column=None), qwen).check(max_tokens=4096)
+
+
 @pytest.mark.parametrize("case", TWO_COLUMNS)
 def test_two_columns_that_may_be_the_same_part_are_refused(stored, qwen, case):
     kind, row, says = TWO_COLUMNS[case]

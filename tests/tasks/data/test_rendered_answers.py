@@ -1,0 +1,92 @@
+"""Answers beside transformers' own rendering of the whole chat, with the chat templates of families."""
+
+import json
+import shutil
+from itertools import compress
+from pathlib import Path
+
+import mistral_common
+import pytest
+from transformers import AutoTokenizer
+
+from prefect_rlhf.engines.sampling.chats.answer_end import answer_end
+from prefect_rlhf.tasks.data.chats import ChatDataset
+from prefect_rlhf.tasks.data.datasets import PreferenceDataset
+from tests.engines.sampling.stand_ins import FAMILIES, stand_in
+from tests.tasks.data.stored import ask, json_lines, say
+
+pytestmark = pytest.mark.quick
+
+PROMPTS = [ask("what is it")], [ask("what is it"), say("a film"), ask("is it good")]
+ANSWERS = "the film is good", " <think>\nit is\n</think>\n\nthe code is 4711 "
+
+
+def rendered(folder, chat, **variables):
+    return AutoTokenizer.from_pretrained(folder).apply_chat_template(chat, return_dict=True, **variables)["input_ids"]
+
+
+def sides(row):
+    """A row's prompt and answer as the settings of each dataset, with the text of the answer if it has one."""
+    return {
+        "messages": {"prompt": row[:-1], "chosen": row[-1:], "rejected": [say("no")]},
+        "both whole": {"chosen": row, "rejected": [*row[:-1], say("no")]},
+        "text": {"prompt": row[:-1], "chosen": row[-1]["content"], "rejected": "no"},
+        "completion": {"prompt": row[:-1], "completion": row[-1:]},
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pairs_and_completions_have_the_tokens_of_the_whole_chat_up_to_the_answers_end(tmp_path, family):
+    """As in TRL 1.16, where also the line break after the end is learnt. Qwen 3's template writes empty thoughts before
+    an answer without thoughts, and leaves out those of earlier answers; others remove spaces."""
+    folder = stand_in(family, tmp_path)
+    end = answer_end(AutoTokenizer.from_pretrained(folder)).token
+    for asked in PROMPTS:
+        for text in ANSWERS:
+            whole, before = rendered(folder, [*asked, say(text)]), rendered(folder, asked, add_generation_prompt=True)
+            assert whole[: len(before)] == before
+            expected = whole[: len(whole) - whole[::-1].index(end)]
+            for form, row in sides([*asked, say(text)]).items():
+                path = json_lines(tmp_path / f"{form}.jsonl", row)
+                dataset = ChatDataset if form == "completion" else PreferenceDataset
+                source = dataset("rows", path, folder, split_column=None)
+                source.check(max_tokens=1000)
+                read = source.read([0])
+                assert (read["tokens"], read["prompt_length"]) == ([expected], [len(before)]), json.dumps(row)
+
+
+TEMPLATES = {
+    "mistral": "[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}</s>",
+    "zephyr": "<|user|>\n{{ m.content }}</s>\n{% else %}<|assistant|>\n{{ m.content }}</s>\n",
+}
+HEADING = "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+
+
+def of_sentencepiece(folder, template):
+    """The folder of Mistral's first tokenizer, which puts a space before a text's first word, as that of Llama 2."""
+    shutil.copy(Path(mistral_common.__file__).parent / "data" / "tokenizer.model.v1", folder / "tokenizer.model")
+    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    turns = "{% for m in messages %}{% if m.role == 'user' %}" + TEMPLATES[template] + "{% endif %}{% endfor %}"
+    settings["chat_template"] = ("<s>" + turns) if template == "mistral" else turns + HEADING
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return str(folder)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_sentencepiece_tokenizer_puts_no_space_before_an_answer_that_follows(tmp_path, template):
+    folder = of_sentencepiece(tmp_path, template)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    chat = [ask("Hi"), say("Hello there"), ask("What is it?"), say("A film.")]
+    whole = rendered(folder, chat)
+    source = ChatDataset("rows", json_lines(tmp_path / "m.jsonl", {"messages": chat}), folder, split_column=None)
+    source.check(max_tokens=1000)
+    read = source.read([0])
+    assert read["tokens"] == [whole[: len(whole) - whole[::-1].index(tokenizer.eos_token_id)]]
+    learned = list(compress(read["tokens"][0][read["prompt_length"][0] :], read["mask"][0]))
+    answers = "Hello there</s>A film.</s>" if template == "zephyr" else " Hello there</s> A film.</s>"
+    assert "".join(tokenizer.convert_ids_to_tokens(learned)).replace("\u2581", " ") == answers
+    for prompt, answer in (("The sky is", " blue."), ("1 + 2 =", "3"), ("Line\n", "next"), ("It is ", "good")):
+        row = {"prompt": prompt, "completion": answer}
+        texts = ChatDataset("rows", json_lines(tmp_path / "t.jsonl", row), folder, split_column=None)
+        (tokens,) = texts.read([0])["tokens"]
+        assert tokenizer.decode(tokens[:-1], skip_special_tokens=True) == prompt + answer
