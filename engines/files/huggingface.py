@@ -21,7 +21,7 @@ from prefect_rlhf.engines.files.tensor_files import (
 )
 from prefect_rlhf.engines.sampling.chats.answer_end import end_tokens
 from prefect_rlhf.engines.sampling.chats.listed_ends import listed_ends
-from prefect_rlhf.engines.sampling.chats.tokenizers import corrected_files
+from prefect_rlhf.engines.sampling.chats.tokenizers import corrected_files, for_version_4
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.atomic_file import write_atomically
 from prefect_rlhf.files.foreign_file import read_json_object
@@ -29,7 +29,7 @@ from prefect_rlhf.files.model_folder import TEMPLATE_FILE, TEMPLATES, TOKENIZER_
 from prefect_rlhf.files.remote_path import is_remote
 from prefect_rlhf.files.storage.inputs import model_folder
 from prefect_rlhf.placement.models.families.known import FAMILIES
-from prefect_rlhf.placement.models.model import Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
+from prefect_rlhf.placement.models.model import Dtype, Head, ModelSpec, OptimizerSpec, RopeScaling, TransformerShape
 from prefect_rlhf.placement.models.weights import parameters
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def write_folder(
 def write_tokenizer(folder: Path, spec: ModelSpec, tokenizer: Path) -> None:
     """Copy the tokenizer's files, with the model's own chat template if it has one.
 
-    Files that transformers 5 misreads are corrected.
+    Files that transformers 5 misreads are corrected, and what only transformers 5 reads is written for version 4 too.
     """
     for name in TOKENIZER_FILES:
         if (tokenizer / name).is_file():
@@ -131,19 +131,17 @@ def write_tokenizer(folder: Path, spec: ModelSpec, tokenizer: Path) -> None:
     for name, text in corrected_files(str(tokenizer)).items():
         (folder / name).write_text(text)
     if spec.chat_template is not None:
-        _write_template(folder, spec.chat_template)
+        (folder / TEMPLATE_FILE).write_text(spec.chat_template)
     elif (tokenizer / TEMPLATES).is_dir():
         (folder / TEMPLATES).mkdir()
         for file in (tokenizer / TEMPLATES).glob("*.jinja"):
             shutil.copyfile(file, folder / TEMPLATES / file.name)
-
-
-def _write_template(folder: Path, text: str) -> None:
-    """Write a chat template to the file of its own, and into tokenizer_config.json if that has a template too."""
-    (folder / TEMPLATE_FILE).write_text(text)
-    file = folder / TOKENIZER_CONFIG
-    if file.is_file() and "chat_template" in (content := read_json_object(file.name, file)):
-        file.write_text(json.dumps(content | {"chat_template": text}, indent=2, ensure_ascii=False) + "\n")
+    if (file := folder / TOKENIZER_CONFIG).is_file():
+        content = read_json_object(file.name, file)
+        template = folder / TEMPLATE_FILE
+        older = for_version_4(content, template.read_text() if template.is_file() else None)
+        if older != content:
+            file.write_text(json.dumps(older, indent=2, ensure_ascii=False) + "\n")
 
 
 def _name_ends(folder: Path, eos_token: str | None, ends: Sequence[int] | None) -> None:
@@ -199,17 +197,43 @@ def _config_of(spec: ModelSpec, tokenizer: Path, ends: Sequence[int] | None = No
     folder = model_folder(spec.path, f"{spec.role}.path", "config")
     source = _stored_config(folder) or _plain_config(spec)
     ids = {key: value for key, value in _stored_config(tokenizer).items() if key in TOKEN_IDS}
-    formats = {key: spec.dtype for key in ("torch_dtype", "dtype") if key in source} or {"dtype": spec.dtype}
+    formats = {"dtype": spec.dtype, "torch_dtype": spec.dtype}  # the second for transformers 4
     head: dict[str, Any] = {"architectures": [FAMILIES[spec.shape.family].architecture(spec.head)]}
     labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     if spec.head == "scalar" and len(source.get("id2label") or ()) != 1:
         head |= labels
     if spec.head == "scalar" and "num_labels" in source:
         head["num_labels"] = 1
-    made = source | ids | formats | head
+    made = source | ids | formats | _rope_of_version_4(spec.shape) | head
     pad, eos = made.get("pad_token_id"), made.get("eos_token_id")
     is_end = pad is not None and pad in (*(ends or ()), *(eos if isinstance(eos, list) else [eos]))
     return made | ({"pad_token_id": None} if spec.head == "scalar" and is_end else {})
+
+
+def _rope_of_version_4(shape: TransformerShape) -> dict[str, Any]:
+    """Return a shape's rotary settings under the keys of transformers 4.
+
+    It and converters (to GGUF, to CTranslate2) do not read `rope_parameters`. Without these keys they take their own
+    defaults, and compute another model without a word. transformers 5 and vLLM read either to the same values.
+    """
+    keys: dict[str, Any] = {"rope_theta": shape.rope_theta}
+    if (scaling := shape.rope_scaling) is not None:
+        keys["rope_scaling"] = {"rope_type": "llama3"} | _llama3(scaling)
+    if FAMILIES[shape.family].local_layers is not None:
+        local = shape.window.layers if shape.window is not None else ()
+        every = next((n for n in range(1, shape.num_layers + 2) if local == _all_but_every(n, shape.num_layers)), None)
+        keys |= {"rope_local_base_freq": shape.window.rope_theta} if shape.window is not None else {}
+        keys |= {"sliding_window_pattern": every} if every is not None else {}
+    return keys
+
+
+def _all_but_every(nth: int, num_layers: int) -> tuple[int, ...]:
+    return tuple(number for number in range(num_layers) if (number + 1) % nth)
+
+
+def _llama3(scaling: RopeScaling) -> dict[str, float]:
+    factors = {key: getattr(scaling, key) for key in ("factor", "low_freq_factor", "high_freq_factor")}
+    return factors | {"original_max_position_embeddings": scaling.original_context}
 
 
 def _stored_config(folder: Path) -> dict[str, Any]:
@@ -223,8 +247,7 @@ def _plain_config(spec: ModelSpec) -> dict[str, Any]:
     shape, family = spec.shape, FAMILIES[spec.shape.family]
     rope: dict[str, Any] = {"rope_theta": shape.rope_theta, "rope_type": "default"}
     if (scaling := shape.rope_scaling) is not None:
-        rope |= {"rope_type": "llama3", "original_max_position_embeddings": scaling.original_context}
-        rope |= {key: getattr(scaling, key) for key in ("factor", "low_freq_factor", "high_freq_factor")}
+        rope |= {"rope_type": "llama3"} | _llama3(scaling)
     local: dict[str, Any] = {}
     if (window := shape.window) is not None:
         kinds = [LOCAL if layer in window.layers else WHOLE for layer in range(shape.num_layers)]
@@ -245,7 +268,6 @@ def _plain_config(spec: ModelSpec) -> dict[str, Any]:
         "vocab_size": shape.vocab_size,
         "max_position_embeddings": shape.max_position_embeddings,
         "rope_parameters": rope,
-        "rope_theta": shape.rope_theta,  # transformers before version 5 reads this key
         "rms_norm_eps": shape.rms_norm_eps,
         "tie_word_embeddings": shape.tied_embeddings,
         **family.written,

@@ -63,6 +63,24 @@ def corrected_files(folder: str) -> Mapping[str, str]:
     return {FILE: tokenizer.backend_tokenizer.to_str(pretty=True), TOKENIZER_CONFIG: f"{config}\n"}
 
 
+def for_version_4(content: Mapping[str, Any], template: str | None) -> dict[str, Any]:
+    """Return a tokenizer_config.json that transformers 4 reads as version 5 reads the given one.
+
+    Version 4 does not know the class TokenizersBackend, and fails at a list of extra_special_tokens. 4.44 and several
+    servers find no chat template in a file of its own, whose text is `template`.
+
+    >>> for_version_4({"tokenizer_class": "TokenizersBackend", "extra_special_tokens": ["<a>"]}, None)
+    {'tokenizer_class': 'PreTrainedTokenizerFast', 'additional_special_tokens': ['<a>']}
+    """
+    older = dict(content)
+    if older.get("tokenizer_class") == "TokenizersBackend":
+        older["tokenizer_class"] = _PLAIN
+    if isinstance(older.get("extra_special_tokens"), list):
+        extra = older.pop("extra_special_tokens")
+        older["additional_special_tokens"] = extra or older.get("additional_special_tokens", [])
+    return older if template is None else older | {"chat_template": template}
+
+
 def _drops_spaces(tokenizer: Any, folder: str) -> bool:
     """Whether tokenizer.json spells bytes as letters, and transformers made a tokenizer that does not.
 
