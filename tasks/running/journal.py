@@ -152,7 +152,7 @@ class Journal:
         """Record a finished task run, with its predicted next to its measured seconds."""
         span = replace(span, predicted_seconds=self._predicted_seconds(span.node))
         with self._lock:
-            is_late = span.kind in BEHIND and span.kind != SWITCH and span.step not in self._by_step
+            is_late = bool(self._finished) and span.step < self._finished[0]
             if not is_late:  # a commit may end after its step was dropped
                 self._by_step[span.step].append(span)
             values = {field.name: getattr(span, field.name) for field in fields(span)}  # asdict would copy all of them

@@ -197,11 +197,22 @@ def test_a_run_that_loses_a_rank_in_the_middle_of_its_parts_is_the_whole_run(
         assert max(float((values - other[name]).abs().max()) for name, values in one.items()) < TOLERANCE
 
 
+def kill_behind_the_last_checkpoint(dispatcher):
+    """Also with a whole checkpoint of the last step, which is written meanwhile."""
+    last = dispatcher.run.run_dir / "checkpoints" / f"step-{STEPS:06d}"
+    ends = time.monotonic() + 60
+    while not last.is_dir() and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert last.is_dir()
+    kill_a_rank(dispatcher)
+
+
 @pytest.mark.all
+@pytest.mark.parametrize("harm", [kill_a_rank, kill_behind_the_last_checkpoint])
 def test_a_run_that_loses_a_rank_after_its_last_step_has_its_end_to_do_again(
-    parameters, whole, at_node, monkeypatch, tmp_path
+    parameters, whole, at_node, monkeypatch, tmp_path, harm
 ):
-    at_node(f"export.actor@{STEPS}", kill_a_rank)
+    at_node(f"export.actor@{STEPS}", harm)
     monkeypatch.setattr(ppo, "retries", 1)
     retried = run_dir_of(parameters, "replicas", output_dir=str(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {"latest", retried.name}

@@ -7,7 +7,7 @@ import pytest
 
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Operation, Port
 from prefect_rlhf.placement.row_set import RowSet
-from prefect_rlhf.tasks.reporting.report import values_by_call
+from prefect_rlhf.tasks.reporting.report import timeline_markdown, values_by_call
 from prefect_rlhf.tasks.running.journal import (
     STEPS_KEPT,
     Journal,
@@ -105,6 +105,24 @@ def test_a_resumed_run_has_a_line_for_each_earlier_step(tmp_path, own):
     assert [line["step"] for line in Journal(folder).go_on_after(2, tmp_path / "run")] == [0, 1, 2]
     for name, steps in (("metrics.jsonl", [1, 2]), ("evaluation.jsonl", [0, 1, 2])):
         assert [line["step"] for line in read_lines(folder / name)] == steps
+
+
+def test_what_a_run_does_after_a_kill_behind_its_last_step_is_shown(tmp_path):
+    """It has no step to do again, only the export."""
+    journal = Journal(tmp_path, graph=GRAPH)
+    journal.record(span("export", 0.0, 1.0, step=4))
+    assert journal.last_steps(STEPS_KEPT) == read_spans(tmp_path)
+    assert timeline_markdown(journal.last_steps(STEPS_KEPT)).startswith("Steps 4 to 4")
+
+
+def test_a_commit_that_ends_after_its_step_left_memory_is_only_in_the_file(tmp_path):
+    journal = Journal(tmp_path, graph=GRAPH)
+    for step in range(1, STEPS_KEPT + 2):
+        journal.record(span("compute", 0.0, 1.0, step=step))
+        journal.finish_step(step)
+    journal.record(span("commit", 0.0, 1.0, step=1))
+    assert {each.step for each in journal.last_steps(STEPS_KEPT)} == {*range(2, STEPS_KEPT + 2)}
+    assert read_spans(tmp_path)[-1].node == "commit@1"
 
 
 def test_a_run_restarted_from_step_0_evaluates_before_training_again(tmp_path):
