@@ -136,10 +136,14 @@ def live_through(site: ChaosSite, moment: Moment, reference: Path) -> Result:
         time.sleep(moment.delay)
         steps_before, harmed_at = site.lines(folder, "metrics.jsonl"), time.monotonic()
         last = VICTIMS_OF["ray" if site.nodes else "local"][moment.victim](site, run, moment)
-        in_last = site.run_dir(last)
-        site.until(lambda: site.is_final(last) or site.lines(in_last, "metrics.jsonl") > steps_before, LIMIT_SECONDS)
+
+        def steps() -> int:
+            return site.lines(site.run_dir(last), "metrics.jsonl")  # a new run gets its name as it starts
+
+        site.until(lambda: site.is_final(last) or steps() > steps_before, LIMIT_SECONDS)
         recovered_after = time.monotonic() - harmed_at
         site.until_state(last, "COMPLETED", LIMIT_SECONDS)
+        in_last = site.run_dir(last)
         with suppress(AssertionError):
             site.until(lambda: not (left_over(site, {run, last}) or site.open_runs(run)), SETTLE_SECONDS)
         orphans = len(site.left_of(run)) + len(site.left_of(last) if last != run else [])

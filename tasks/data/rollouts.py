@@ -127,7 +127,8 @@ def is_score(rows: Column) -> bool:
 def write_rows(columns: Mapping[str, Sequence[Any]], folder: str, context: Context) -> Path:
     """Write a step's rows to `folder` below the run folder, as `step-000003.parquet`. Returns the path.
 
-    This adds the columns `step`, `weight_version` and `row_id`. Readers never see a partial file.
+    This adds the columns `step`, `weight_version` and `row_id`. A number that is NaN, such as the reward of an unscored
+    row, becomes null: in SQL, NaN is above every number. Readers never see a partial file.
     """
     path = context.run_dir / folder / f"step-{context.step:06d}.parquet"
     num_rows = len(context.row_ids)
@@ -139,7 +140,11 @@ def write_rows(columns: Mapping[str, Sequence[Any]], folder: str, context: Conte
     import pyarrow as pa  # only here: a flow that names this computation needs no Parquet
     import pyarrow.parquet as pq
 
-    write_atomically(path, lambda part: pq.write_table(pa.table({**columns, **origins}), part))
+    table = {  # from_pandas: NaN becomes null
+        name: pa.array(values, pa.infer_type(values), from_pandas=True)
+        for name, values in {**columns, **origins}.items()
+    }
+    write_atomically(path, lambda part: pq.write_table(pa.table(table), part))
     publish(path)
     return path
 

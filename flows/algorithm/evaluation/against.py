@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,8 +155,8 @@ def _values(table: Mapping[str, Any], settings: SetSettings, *, same_tokens: boo
     return values
 
 
-def _mean(numbers: Sequence[float]) -> float:
-    known = [number for number in numbers if number == number]  # noqa: PLR0124  no NaN
+def _mean(numbers: Sequence[float | None]) -> float:
+    known = [number for number in numbers if number is not None and not isnan(number)]  # runs until 2026-11 wrote NaN
     return sum(known) / len(known) if known else float("nan")
 
 

@@ -1,5 +1,6 @@
 """Rollouts and evaluations on disk: the rows as they were, readable at any moment."""
 
+import math
 import os
 from dataclasses import replace
 
@@ -58,6 +59,15 @@ def test_each_steps_rollouts_are_a_parquet_file(context, rollout):
         "weight_version": [2, 2],
         "row_id": [41, 7],
     }
+
+
+@pytest.mark.parametrize("scored", [1.5, math.nan])
+def test_an_unscored_rows_reward_is_null_and_the_column_stays_one_of_numbers(context, rollout, scored):
+    """NaN is above every number in SQL: `reward > 0.5` would count a row that has no reward."""
+    scores = Batch({"scores": [torch.tensor(math.nan), torch.tensor(scored)]})
+    record_rollouts.function(rollout, scores, ADVANTAGES, Settings(), context)
+    found = pq.read_table(context.run_dir / "rollouts" / "step-000003.parquet").column("reward")
+    assert found.type == "double" and found.to_pylist() == [None, None if math.isnan(scored) else scored]
 
 
 def test_a_partial_file_never_has_its_final_name(context, rollout, monkeypatch):

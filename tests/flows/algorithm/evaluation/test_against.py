@@ -39,7 +39,7 @@ def answered(folder, rewards, ids=None, tokens=3.0):
 
 def test_a_difference_is_of_the_same_prompts_with_a_paired_interval(tmp_path):
     """A prompt that only one of them answered, or has no score of, does not count; hard prompts are hard for both."""
-    one = answered(tmp_path / "one", [(1.0, 0.0), (0.0, 0.0), (1.0, 1.0), (0.0, math.nan), (1.0, 1.0)])
+    one = answered(tmp_path / "one", [(1.0, 0.0), (0.0, 0.0), (1.0, 1.0), (0.0, None), (1.0, 1.0)])
     other = answered(tmp_path / "other", [(1.0, 1.0), (0.0, 1.0), (1.0, 1.0), (math.nan, math.nan)], tokens=5.0)
     both = Answered.read("math", one, other, 2)
     found = {each.metric: each for each in both.differences(SETTINGS, same_tokens=True)}
@@ -70,7 +70,7 @@ def test_equal_models_differ_by_zero_and_unequal_models_by_more(tmp_path):
 
 
 def test_the_page_and_the_file_begin_with_the_prompts_where_they_differ_most(tmp_path):
-    one = answered(tmp_path / "one", [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (math.nan, math.nan)])
+    one = answered(tmp_path / "one", [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (None, None)])
     other = answered(tmp_path / "other", [(0.0, 0.0), (1.0, 1.0), (0.0, 0.0), (1.0, 1.0)])
     both = Answered.read("math", one, other, 2)
     assert [row["row_id"] for row in both.rows()] == [2, 1, 0, 3]
