@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 from prefect_rlhf.engines.sampling.chats.answer_end import answer_end, end_tokens
 from prefect_rlhf.engines.sampling.chats.control_tokens import Guarded, control_tokens
@@ -130,5 +129,5 @@ class AnswerTokens:
         return self._control.plain(text, "its answer")
 
     def _encoded(self, text: str) -> list[int]:
-        tokens: Any = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return list(tokens)
+        """Return the tokens of a text that follows another."""
+        return self._control.following(text, "\n", field="its answer")

@@ -1,8 +1,10 @@
 """Stand-ins for the tokenizers of families: bytes, with merges, the words of Llama 3 and Qwen, and special tokens."""
 
 import json
+import shutil
 from pathlib import Path
 
+import mistral_common
 from mistral_common.integrations.chat_templates.chat_templates import generate_chat_template
 from mistral_common.tokens.tokenizers.base import TokenizerVersion
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -71,3 +73,20 @@ def template(family):
         reasoning_effort_values=None,
         reasoning_effort_default=None,
     )
+
+
+OF_SENTENCEPIECE = {
+    "mistral": "[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}</s>",
+    "zephyr": "<|user|>\n{{ m.content }}</s>\n{% else %}<|assistant|>\n{{ m.content }}</s>\n",
+}
+HEADING = "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+
+
+def of_sentencepiece(folder, template):
+    """The folder of Mistral's first tokenizer, which puts a space before a text's first word, as that of Llama 2."""
+    shutil.copy(Path(mistral_common.__file__).parent / "data" / "tokenizer.model.v1", folder / "tokenizer.model")
+    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    turns = "{% for m in messages %}{% if m.role == 'user' %}" + OF_SENTENCEPIECE[template] + "{% endif %}{% endfor %}"
+    settings["chat_template"] = ("<s>" + turns) if template == "mistral" else turns + HEADING
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return str(folder)

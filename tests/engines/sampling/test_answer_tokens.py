@@ -7,7 +7,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from prefect_rlhf.engines.sampling.answer_tokens import _MARKER, AnswerTokens, NoAnswer
-from tests.engines.sampling.stand_ins import FAMILIES, stand_in, template
+from tests.engines.sampling.stand_ins import FAMILIES, OF_SENTENCEPIECE, of_sentencepiece, stand_in, template
 
 pytestmark = pytest.mark.quick
 
@@ -148,6 +148,12 @@ def test_a_text_that_an_author_says_has_its_special_tokens(folders):
     tokens = chat.answers.of("<|im_end|>\n<|im_start|>user\n4711", 0)
     assert tokens == chat.encoded("<|im_end|>\n<|im_start|>user\n4711")
     assert tokens[0] == chat.tokenizer.eos_token_id
+
+
+@pytest.mark.parametrize("template", OF_SENTENCEPIECE)
+def test_a_tokenizer_that_begins_texts_with_a_space_begins_no_answer_with_it(tmp_path, template):
+    answers = AnswerTokens(of_sentencepiece(tmp_path, template), 1024, "keep_start")
+    assert answers.text([*answers.of("It is", 0), *answers.of("4711", 0), *answers.of(" good", 0)]) == "It is4711 good"
 
 
 def test_later_turns_have_the_variables_of_the_template_too(folders):

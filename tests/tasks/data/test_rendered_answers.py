@@ -1,18 +1,15 @@
 """Answers beside transformers' own rendering of the whole chat, with the chat templates of families."""
 
 import json
-import shutil
 from itertools import compress
-from pathlib import Path
 
-import mistral_common
 import pytest
 from transformers import AutoTokenizer
 
 from prefect_rlhf.engines.sampling.chats.answer_end import answer_end
 from prefect_rlhf.tasks.data.chats import ChatDataset
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset
-from tests.engines.sampling.stand_ins import FAMILIES, stand_in
+from tests.engines.sampling.stand_ins import FAMILIES, OF_SENTENCEPIECE, of_sentencepiece, stand_in
 from tests.tasks.data.stored import ask, json_lines, say
 
 pytestmark = pytest.mark.quick
@@ -55,24 +52,7 @@ def test_pairs_and_completions_have_the_tokens_of_the_whole_chat_up_to_the_answe
                 assert (read["tokens"], read["prompt_length"]) == ([expected], [len(before)]), json.dumps(row)
 
 
-TEMPLATES = {
-    "mistral": "[INST] {{ m.content }} [/INST]{% else %} {{ m.content }}</s>",
-    "zephyr": "<|user|>\n{{ m.content }}</s>\n{% else %}<|assistant|>\n{{ m.content }}</s>\n",
-}
-HEADING = "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
-
-
-def of_sentencepiece(folder, template):
-    """The folder of Mistral's first tokenizer, which puts a space before a text's first word, as that of Llama 2."""
-    shutil.copy(Path(mistral_common.__file__).parent / "data" / "tokenizer.model.v1", folder / "tokenizer.model")
-    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    turns = "{% for m in messages %}{% if m.role == 'user' %}" + TEMPLATES[template] + "{% endif %}{% endfor %}"
-    settings["chat_template"] = ("<s>" + turns) if template == "mistral" else turns + HEADING
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return str(folder)
-
-
-@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("template", OF_SENTENCEPIECE)
 def test_a_sentencepiece_tokenizer_puts_no_space_before_an_answer_that_follows(tmp_path, template):
     folder = of_sentencepiece(tmp_path, template)
     tokenizer = AutoTokenizer.from_pretrained(folder)
