@@ -12,11 +12,12 @@ from typing import Any
 
 from prefect_rlhf.engines.sampling.chats.answer_end import AnswerEnd, answer_end
 from prefect_rlhf.engines.sampling.chats.control_tokens import control_tokens
-from prefect_rlhf.engines.sampling.chats.template import Tools, Variables, rendered
+from prefect_rlhf.engines.sampling.chats.template import Tools, Variables, rendered, written
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.tokenizer import ChatMessage
 
 ASSISTANT, SYSTEM, TOOL = "assistant", "system", "tool"
+THOUGHTS = "<think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,9 @@ def chat_pieces(
     Those in `unlearnt` are no answers. Messages before the first answer are a single piece,
     and those after the last answer are left out.
 
-    The heading is the text that the template adds before an answer (its generation prompt). Raises InvalidInput, at
-    `where`, for a template that removes or changes earlier text, and for messages that the template refuses.
+    The heading is the text that the template adds before an answer (its generation prompt), without thoughts that it
+    begins only for an answer to be sampled. Raises InvalidInput, at `where`, for a template that removes or changes
+    earlier text, and for messages that the template refuses.
     """
     whole = control_tokens(tokenizer).guard(messages, tools, where)
 
@@ -72,8 +74,9 @@ def chat_pieces(
         after = written(number + 1)
         _check_prefix(before, after, f"{where} message {number}", "when this message follows")
         if number in answers:
-            heading = written(number, prompts=True)
-            _check_prefix(before, heading, f"{where} message {number}", "when it prompts for an answer")
+            prompt = written(number, prompts=True)
+            _check_prefix(before, prompt, f"{where} message {number}", "when it prompts for an answer")
+            heading = _heading(before, prompt, after)
             _check_prefix(heading, after, f"{where} message {number}", "when the answer follows")
             pieces.append(Piece(heading[len(before) :], False, whole.mark))
             pieces.append(Piece(after[len(heading) :], True, whole.mark))
@@ -81,6 +84,27 @@ def chat_pieces(
             pieces.append(Piece(after[len(before) :], False, whole.mark))
         before = after
     return pieces
+
+
+def unwritten_thoughts(tokenizer: Any, variables: Variables | None = None) -> str:
+    """Return the beginning of thoughts with which the template prompts for an answer, but which it writes before none.
+
+    Empty for most templates. DeepSeek R1's prompts with `<think>`, and drops the thoughts of a finished answer.
+    """
+    asked = [{"role": "user", "content": "?"}]
+    try:
+        prompt = written(tokenizer, asked, add_generation_prompt=True, variables=variables)
+        after = written(tokenizer, [*asked, {"role": ASSISTANT, "content": "!"}], variables=variables)
+    except Exception:  # noqa: BLE001  it refuses this chat; the dataset's own chats were rendered before
+        return ""
+    return prompt.removeprefix(_heading("", prompt, after))
+
+
+def _heading(before: str, prompt: str, after: str) -> str:
+    """Return the part of a generation prompt that stands in the chat `after` too."""
+    known, opened, _ = prompt[len(before) :].rpartition(THOUGHTS)
+    is_unwritten = bool(known and opened) and not after.startswith(prompt) and after.startswith(before + known)
+    return before + known if is_unwritten else prompt
 
 
 def _check_prefix(before: str, after: str, where: str, when: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from prefect_rlhf.engines.rows import ColumnKind, keys_of_calls
 from prefect_rlhf.engines.sampling.chats.tokenizers import template_name
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.tasks.data.answer_pieces import unwritten_thoughts
 from prefect_rlhf.tasks.data.formats.find import Wanted
 from prefect_rlhf.tasks.data.formats.format import Kind
 from prefect_rlhf.tasks.data.formats.formatted_rows import VARIABLES, FormattedRows, MadeColumn
@@ -132,7 +133,12 @@ class DatasetSource:
         """Return log lines about changes made to the rows when reading them."""
         if not self.goes_through_template:
             return ()
-        return (template_remark(self.name, self.loaded, variables=self.variables),)
+        lines = [template_remark(self.name, self.loaded, variables=self.variables)]
+        if thoughts := unwritten_thoughts(self.loaded, self.variables):
+            lines.append(
+                f"{self.name}: it prompts with {thoughts!r}; answers are learned as it writes them, without that"
+            )
+        return tuple(lines)
 
     def warnings(self) -> tuple[str, ...]:
         """Return log lines about what the tokens do not show: tools, calls, marks that are no tokens, and dates."""

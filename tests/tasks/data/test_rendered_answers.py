@@ -2,6 +2,7 @@
 
 import json
 from itertools import compress
+from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
@@ -70,3 +71,39 @@ def test_a_sentencepiece_tokenizer_puts_no_space_before_an_answer_that_follows(t
         texts = ChatDataset("rows", json_lines(tmp_path / "t.jsonl", row), folder, split_column=None)
         (tokens,) = texts.read([0])["tokens"]
         assert tokenizer.decode(tokens[:-1], skip_special_tokens=True) == prompt + answer
+
+
+TURN = "{% if m.role == 'assistant' %}ANSWER{% else %}{{ m.content }}{% endif %}"
+TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n" + TURN + "<|im_end|>\n{% endfor %}"
+PROMPTING = "{% if add_generation_prompt %}<|im_start|>assistant\nOPENED{% endif %}"
+NO_THOUGHTS = "<think>\n\n</think>\n\n"
+UNLESS_IT_THINKS = "{% if '<think>' not in m.content %}WRITTEN{% endif %}{{ m.content }}"
+OF_THOUGHTS = {
+    "DeepSeek R1": ("{{ m.content.split('</think>')[-1] }}", "<think>\n"),
+    "Nemotron 3": (UNLESS_IT_THINKS.replace("WRITTEN", "<think></think>"), "<think>\n"),
+    "Qwen 3.5": (UNLESS_IT_THINKS.replace("WRITTEN", NO_THOUGHTS), NO_THOUGHTS),
+}
+"""What a template writes as an answer, and after the heading of an answer to be sampled."""
+REMARK = "rows: it prompts with '<think>\\n'; answers are learned as it writes them, without that"
+
+
+@pytest.mark.parametrize("family", OF_THOUGHTS)
+def test_an_answer_is_learnt_as_it_is_written_if_its_prompt_begins_other_thoughts(tmp_path, family):
+    """TRL 1.16 learns from the token on at which answer and prompt diverge, which may be the one after `<think>`."""
+    folder = stand_in("qwen3", tmp_path)
+    answer, opened = OF_THOUGHTS[family]
+    template = TURNS.replace("ANSWER", answer) + PROMPTING.replace("OPENED", opened)
+    (Path(folder) / "chat_template.jinja").write_text(template)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.chat_template == template
+    for text in ("a film", "<think>\nit is\n</think>\n\na film"):
+        whole = tokenizer.apply_chat_template([ask("what"), say(text)], tokenize=False)
+        path = json_lines(tmp_path / "rows.jsonl", {"prompt": [ask("what")], "completion": [say(text)]})
+        source = ChatDataset("rows", path, folder, split_column=None)
+        source.check(max_tokens=1000)
+        read = source.read([0])
+        assert tokenizer.decode(read["tokens"][0]) == whole.removesuffix("\n")
+        learned = tokenizer.decode(read["tokens"][0][read["prompt_length"][0] :])
+        assert learned == whole.partition("<|im_start|>assistant\n")[2].removesuffix("\n").removeprefix(opened)
+        said = [line for line in source.remarks() if "prompts with" in line]
+        assert said == ([] if family == "Qwen 3.5" else [REMARK])
