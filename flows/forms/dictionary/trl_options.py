@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from prefect_rlhf.flows.forms.dictionary.dialect import Dialect, Refusal, keys, known
-from prefect_rlhf.flows.forms.dictionary.rule import Rule
+from prefect_rlhf.flows.forms.dictionary.job import Job
+from prefect_rlhf.flows.forms.dictionary.rule import Rule, Unused
 from prefect_rlhf.flows.forms.dictionary.shared import (
     ADAPTER,
     NO_DROPOUT,
@@ -24,17 +25,34 @@ from prefect_rlhf.flows.forms.dictionary.trl_rules import (
     GENERATION,
     GROUPS,
     LEAVE_ONE_OUT,
-    NLL,
     PAIRS,
-    RATED,
     REFERENCE,
     REWARD,
     model,
+    only,
     optimizer,
     rows,
     run,
 )
 
+
+def _assistant_only(job: Job) -> None:
+    """TRL's default learns every turn of a chat, see `_CHATS`."""
+    if job["assistant_only_loss"]:
+        raise Unused("here too only the assistant's turns of chats are learned")
+
+
+NLL = (
+    only("loss_type", "nll", "chunked_nll"),
+    Rule("", "assistant_only_loss", by=_assistant_only, where="check"),
+    only("completion_only_loss", None, True, why="of a prompt with a completion only the completion is learned here"),
+)
+RATED: tuple[Rule, ...] = (
+    only("loss_type", "kto"),
+    Rule("algo.beta", "beta"),
+    Rule("algo.good_weight", "desirable_weight"),
+    Rule("algo.bad_weight", "undesirable_weight"),
+)
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {
         ADAPTER: "peft_config lora lora_target_parameters lora_modules_to_save use_dora",

@@ -366,12 +366,6 @@ def only(option: str, *allowed: Any, why: str = "") -> Rule:
     return Rule("", option, by=check, where="check")
 
 
-def _assistant_only(job: Job) -> None:
-    """TRL's default learns every turn of a chat, see `_CHATS`."""
-    if job["assistant_only_loss"]:
-        raise Unused("here too only the assistant's turns of chats are learned")
-
-
 _BATCH = "per_device_train_batch_size * gradient_accumulation_steps * devices"
 BATCH = (Rule("algo.batch_size", _BATCH),)
 BATCH_OF_RATED = (
@@ -495,17 +489,6 @@ PAIRS: tuple[Rule, ...] = (
         otherwise="TRL 1.16 reads it with losses robust and exo_pair alone",
         by=lambda job: job["label_smoothing"],
     ),
-)
-RATED: tuple[Rule, ...] = (
-    only("loss_type", "kto"),
-    Rule("algo.beta", "beta"),
-    Rule("algo.good_weight", "desirable_weight"),
-    Rule("algo.bad_weight", "undesirable_weight"),
-)
-NLL = (
-    only("loss_type", "nll", "chunked_nll"),
-    Rule("", "assistant_only_loss", by=_assistant_only, where="check"),
-    only("completion_only_loss", None, True, why="of a prompt with a completion only the completion is learned here"),
 )
 REWARD: tuple[Rule, ...] = (
     Rule("algo.centering", "center_rewards_coefficient"),
