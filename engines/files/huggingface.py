@@ -11,7 +11,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prefect_rlhf.engines.files.model_config import LOCAL, WHOLE, planned_shape, read_config, runnable_shape
+from prefect_rlhf.engines.files.model_config import (
+    LOCAL,
+    WHOLE,
+    kinds_of_layers,
+    planned_shape,
+    read_config,
+    runnable_shape,
+)
 from prefect_rlhf.engines.files.tensor_files import (
     MAX_FILE_BYTES,
     StoredTensor,
@@ -205,30 +212,34 @@ def _config_of(spec: ModelSpec, tokenizer: Path, ends: Sequence[int] | None = No
     if spec.head == "scalar" and "num_labels" in source:
         head["num_labels"] = 1
     made = source | ids | formats | _rope_of_version_4(spec.shape) | head
-    pad, eos = made.get("pad_token_id"), made.get("eos_token_id")
-    is_end = pad is not None and pad in (*(ends or ()), *(eos if isinstance(eos, list) else [eos]))
-    return made | ({"pad_token_id": None} if spec.head == "scalar" and is_end else {})
+    eos = made.get("eos_token_id")
+    known_ends = {*(ends or ()), *(eos if isinstance(eos, list) else [eos])} - {None}
+    if spec.head == "scalar" and made.get("pad_token_id") in known_ends:
+        made["pad_token_id"] = None
+    return made
 
 
 def _rope_of_version_4(shape: TransformerShape) -> dict[str, Any]:
-    """Return a shape's rotary settings under the keys of transformers 4.
+    """Return a shape's rotary settings under the keys that transformers 4 reads.
 
-    It and converters (to GGUF, to CTranslate2) do not read `rope_parameters`. Without these keys they take their own
-    defaults, and compute another model without a word. transformers 5 and vLLM read either to the same values.
+    Neither it nor converters (to GGUF, to CTranslate2) read `rope_parameters`. Without these keys they take their own
+    defaults, and compute another model without a word. transformers 5 and vLLM get the same values from either.
     """
     keys: dict[str, Any] = {"rope_theta": shape.rope_theta}
     if (scaling := shape.rope_scaling) is not None:
         keys["rope_scaling"] = {"rope_type": "llama3"} | _llama3(scaling)
     if FAMILIES[shape.family].local_layers is not None:
-        local = shape.window.layers if shape.window is not None else ()
-        every = next((n for n in range(1, shape.num_layers + 2) if local == _all_but_every(n, shape.num_layers)), None)
+        patterns = range(1, shape.num_layers + 2)
+        every = next((n for n in patterns if kinds_of_layers(n, shape.num_layers) == _kinds(shape)), None)
         keys |= {"rope_local_base_freq": shape.window.rope_theta} if shape.window is not None else {}
         keys |= {"sliding_window_pattern": every} if every is not None else {}
     return keys
 
 
-def _all_but_every(nth: int, num_layers: int) -> tuple[int, ...]:
-    return tuple(number for number in range(num_layers) if (number + 1) % nth)
+def _kinds(shape: TransformerShape) -> list[str]:
+    """Return a shape's `layer_types`."""
+    local = shape.window.layers if shape.window is not None else ()
+    return [LOCAL if layer in local else WHOLE for layer in range(shape.num_layers)]
 
 
 def _llama3(scaling: RopeScaling) -> dict[str, float]:
@@ -250,9 +261,8 @@ def _plain_config(spec: ModelSpec) -> dict[str, Any]:
         rope |= {"rope_type": "llama3"} | _llama3(scaling)
     local: dict[str, Any] = {}
     if (window := shape.window) is not None:
-        kinds = [LOCAL if layer in window.layers else WHOLE for layer in range(shape.num_layers)]
         rope = {WHOLE: rope, LOCAL: {"rope_theta": window.rope_theta, "rope_type": "default"}}
-        local = {"sliding_window": window.tokens, "layer_types": kinds}
+        local = {"sliding_window": window.tokens, "layer_types": _kinds(shape)}
     if "query_pre_attn_scalar" in family.reads:
         local["query_pre_attn_scalar"] = shape.score_width or shape.head_dim
     return {

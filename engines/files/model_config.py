@@ -209,13 +209,18 @@ def _window(config: dict[str, Any], field: str, family: Family, num_layers: int)
     if local is None:
         return None
     every = _size(config, "sliding_window_pattern", field, MOST_LAYERS, local.every)
-    kinds = config.get("layer_types") or [LOCAL if (n + 1) % every else WHOLE for n in range(num_layers)]
+    kinds = config.get("layer_types") or kinds_of_layers(every, num_layers)
     if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {LOCAL, WHOLE}:
         raise InvalidInput(f"{field}.layer_types", kinds, f"{num_layers} of {LOCAL} and {WHOLE}")
     layers = tuple(number for number, kind in enumerate(kinds) if kind == LOCAL)
     theta = {"rope_theta": config.get("rope_local_base_freq") or local.rope_theta} | _local_rope(config)
     tokens = _size(config, "sliding_window", field, MOST_TOKENS, local.tokens)
     return SlidingWindow(tokens, layers, _fraction(theta, "rope_theta", field, 1.0, 1e15)) if layers else None
+
+
+def kinds_of_layers(every: int, num_layers: int) -> list[str]:
+    """Return `layer_types` by `sliding_window_pattern`: every `every`-th layer attends to all tokens."""
+    return [LOCAL if (number + 1) % every else WHOLE for number in range(num_layers)]
 
 
 def _local_rope(config: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def replica_works(work: CallWork, placement: Placement, node_speeds: Sequence[fl
 
 
 def works_of_rows(work: CallWork, dealt: Sequence[Sequence[int]], ep: int) -> tuple[CallWork, ...]:
-    """Return the call as each replica sees it, as if all replicas had as many rows.
+    """Return each replica's work, as if every replica had as many rows as this one.
 
     `dealt` says, for each row set, how many rows of a mini-batch each replica has. Replicas that share experts serve
     each other's rows, so each counts as the fullest of them.

@@ -49,8 +49,8 @@ def chat_pieces(
 ) -> list[Piece]:
     """Cut a chat into pieces. The assistant's messages from number `first` on are answers, without their heading.
 
-    Those in `unlearnt` are no answers. Messages before the first answer are a single piece,
-    and those after the last answer are left out.
+    The messages numbered in `unlearnt` don't count as answers. All messages before the first answer become one piece,
+    and what follows the last answer is left out.
 
     The heading is the text that the template adds before an answer (its generation prompt), without thoughts that it
     begins only for an answer to be sampled. Raises InvalidInput, at `where`, for a template that removes or changes
@@ -67,7 +67,7 @@ def chat_pieces(
     opening = next((number for number, turn in enumerate(messages) if turn["role"] != SYSTEM), len(messages) - 1)
     roles = [*(turn["role"] for turn in messages), None]
     answers = [n for n in range(max(opening, first), len(messages)) if roles[n] == ASSISTANT and n not in unlearnt]
-    # what is only read may change later: Qwen 3 leaves out the thoughts of answers before a question
+    # the template may still change earlier messages, which are only context: Qwen 3 drops the thoughts of old answers
     for number in range(answers[0], answers[-1] + 1) if answers else range(opening, len(messages)):
         if roles[number] == roles[number + 1] != ASSISTANT:  # some templates write answers of tools as one message
             continue
@@ -87,9 +87,9 @@ def chat_pieces(
 
 
 def unwritten_thoughts(tokenizer: Any, variables: Variables | None = None) -> str:
-    """Return the beginning of thoughts with which the template prompts for an answer, but which it writes before none.
+    """Return how the template opens thoughts when it prompts for an answer, if it leaves that out of finished answers.
 
-    Empty for most templates. DeepSeek R1's prompts with `<think>`, and drops the thoughts of a finished answer.
+    Most templates don't do this, and get an empty text. DeepSeek R1's prompts with `<think>`, then drops all thoughts.
     """
     asked = [{"role": "user", "content": "?"}]
     try:
@@ -101,7 +101,7 @@ def unwritten_thoughts(tokenizer: Any, variables: Variables | None = None) -> st
 
 
 def _heading(before: str, prompt: str, after: str) -> str:
-    """Return the part of a generation prompt that stands in the chat `after` too."""
+    """Return the generation prompt, without the thoughts it opens if the chat `after` it doesn't begin with them."""
     known, opened, _ = prompt[len(before) :].rpartition(THOUGHTS)
     is_unwritten = bool(known and opened) and not after.startswith(prompt) and after.startswith(before + known)
     return before + known if is_unwritten else prompt

@@ -135,9 +135,8 @@ class DatasetSource:
             return ()
         lines = [template_remark(self.name, self.loaded, variables=self.variables)]
         if thoughts := unwritten_thoughts(self.loaded, self.variables):
-            lines.append(
-                f"{self.name}: it prompts with {thoughts!r}; answers are learned as it writes them, without that"
-            )
+            learned = "answers are learned as the template writes them, without it"
+            lines.append(f"{self.name}: the template prompts with {thoughts!r}; {learned}")
         return tuple(lines)
 
     def warnings(self) -> tuple[str, ...]:

@@ -198,7 +198,7 @@ def test_a_run_that_loses_a_rank_in_the_middle_of_its_parts_is_the_whole_run(
 
 
 def kill_behind_the_last_checkpoint(dispatcher):
-    """Also with a whole checkpoint of the last step, which is written meanwhile."""
+    """Wait until the last step's checkpoint is complete, then kill a rank."""
     last = dispatcher.run.run_dir / "checkpoints" / f"step-{STEPS:06d}"
     ends = time.monotonic() + 60
     while not last.is_dir() and time.monotonic() < ends:

@@ -136,3 +136,16 @@ def _computed(node: ast.expr, value_of: Callable[[str], Any]) -> Any:
                 return one + other if isinstance(operator, ast.Add) else one - other
             return one * other if isinstance(operator, ast.Mult) else one / other
     raise ValueError(ast.unparse(node))
+
+
+def only(option: str, *allowed: Any, why: str) -> Rule:
+    """Return a rule that refuses every other value of an option, because of `why`.
+
+    A function among the `allowed` values gets the job and returns a value.
+    """
+
+    def check(job: Any) -> None:  # a Job, whose file imports this one
+        if job[option] not in [each(job) if callable(each) else each for each in allowed]:
+            raise Untranslatable(why)
+
+    return Rule("", option, by=check, where="check")

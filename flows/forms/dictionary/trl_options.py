@@ -9,7 +9,7 @@ from typing import Any
 
 from prefect_rlhf.flows.forms.dictionary.dialect import Dialect, Refusal, keys, known
 from prefect_rlhf.flows.forms.dictionary.job import Job
-from prefect_rlhf.flows.forms.dictionary.rule import Rule, Unused
+from prefect_rlhf.flows.forms.dictionary.rule import Rule, Unused, only
 from prefect_rlhf.flows.forms.dictionary.shared import (
     ADAPTER,
     NO_DROPOUT,
@@ -29,7 +29,7 @@ from prefect_rlhf.flows.forms.dictionary.trl_rules import (
     REFERENCE,
     REWARD,
     model,
-    only,
+    only_losses,
     optimizer,
     rows,
     run,
@@ -37,18 +37,18 @@ from prefect_rlhf.flows.forms.dictionary.trl_rules import (
 
 
 def _assistant_only(job: Job) -> None:
-    """TRL's default learns every turn of a chat, see `_CHATS`."""
+    """Say that this changes nothing here. In TRL the default learns every turn of a chat; see `_CHATS`."""
     if job["assistant_only_loss"]:
         raise Unused("here too only the assistant's turns of chats are learned")
 
 
 NLL = (
-    only("loss_type", "nll", "chunked_nll"),
+    only_losses("nll", "chunked_nll"),
     Rule("", "assistant_only_loss", by=_assistant_only, where="check"),
     only("completion_only_loss", None, True, why="of a prompt with a completion only the completion is learned here"),
 )
 RATED: tuple[Rule, ...] = (
-    only("loss_type", "kto"),
+    only_losses("kto"),
     Rule("algo.beta", "beta"),
     Rule("algo.good_weight", "desirable_weight"),
     Rule("algo.bad_weight", "undesirable_weight"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from prefect_rlhf.flows.forms.dictionary.job import Job
-from prefect_rlhf.flows.forms.dictionary.rule import NULL, Null, Rule, Untranslatable, Unused
+from prefect_rlhf.flows.forms.dictionary.rule import NULL, Null, Rule, Untranslatable, Unused, only
 from prefect_rlhf.flows.forms.dictionary.shared import (
     GREEDY,
     SCHEDULES,
@@ -356,14 +356,14 @@ def rows(parameter: str, *columns: tuple[str, str]) -> tuple[Rule, ...]:
     )
 
 
-def only(option: str, *allowed: Any, why: str = "") -> Rule:
-    """Return a rule that accepts only the option's given values; `why` says what is there instead."""
+def only_losses(*allowed: str) -> Rule:
+    """Return a rule that accepts only these values of `loss_type`."""
 
     def check(job: Job) -> None:
-        if job[option] not in allowed:
-            raise Untranslatable(why or f"no loss here is {job[option]}; only {' and '.join(allowed)}")
+        if job["loss_type"] not in allowed:
+            raise Untranslatable(f"no loss here is {job['loss_type']}; only {' and '.join(allowed)}")
 
-    return Rule("", option, by=check, where="check")
+    return Rule("", "loss_type", by=check, where="check")
 
 
 _BATCH = "per_device_train_batch_size * gradient_accumulation_steps * devices"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from prefect_rlhf.flows.forms.dictionary.job import Job
-from prefect_rlhf.flows.forms.dictionary.rule import NULL, Rule, Untranslatable, Unused
+from prefect_rlhf.flows.forms.dictionary.rule import NULL, Rule, Untranslatable, Unused, only
 from prefect_rlhf.flows.forms.dictionary.shared import ESTIMATORS, GREEDY, SCHEDULES, TRACKERS, adapter, listed, passes
 from prefect_rlhf.tasks.rl.settings.policy import CLIPS
 
@@ -41,16 +41,6 @@ def _is_adam(option: str) -> Callable[[Job], None]:
             raise Untranslatable("AdamW is the only optimizer here")
 
     return check
-
-
-def _only(option: str, allowed: Any, reason: str) -> Rule:
-    """Return a rule that refuses every other value of an option."""
-
-    def check(job: Job) -> None:
-        if job[option] != (allowed(job) if callable(allowed) else allowed):
-            raise Untranslatable(reason)
-
-    return Rule("", option, by=check, where="check")
 
 
 def _advantage(job: Job) -> str:
@@ -251,7 +241,7 @@ def optimizer(role: str, path: str) -> tuple[Rule, ...]:
 
 
 SHARED: tuple[Rule, ...] = (
-    _only("data.shuffle", True, "each pass has its own order; rows are not read in the order of the file"),
+    only("data.shuffle", True, why="each pass has its own order; rows are not read in the order of the file"),
     Rule("actor.path", "model.path"),
     Rule("prompts.path", "data.train_files", by=_file("data.train_files")),
     Rule("held_out.path", "data.val_files", by=_file("data.val_files")),
@@ -414,7 +404,7 @@ GROUPS: tuple[Rule, ...] = (
         when=lambda job: bool(job["algorithm.filter_groups.enable"]),
         otherwise="it is off",
     ),
-    _only("algorithm.kl_ctrl.type", "fixed", "without a critic the coefficient is fixed here"),
+    only("algorithm.kl_ctrl.type", "fixed", why="without a critic the coefficient is fixed here"),
 )
 PENALTY: tuple[Rule, ...] = (
     Rule("ref.path", "| model.path", by=lambda job: job["model.path"]),
@@ -434,17 +424,17 @@ PENALTY: tuple[Rule, ...] = (
         otherwise="the coefficient is fixed",
     ),
     Rule("algo.kl.estimator", "algorithm.kl_penalty", words=ESTIMATORS),
-    _only("actor.use_kl_loss", False, "the KL is subtracted from the reward here; algorithm.use_kl_in_reward"),
-    _only("actor.policy_loss.loss_mode", "vanilla", "without groups the loss is the clipped one"),
-    _only("actor.loss_agg_mode", "token-mean", "without groups the loss is a mean over tokens"),
-    _only("rollout.n", 1, "without groups a prompt has a single response here"),
+    only("actor.use_kl_loss", False, why="the KL is subtracted from the reward here; algorithm.use_kl_in_reward"),
+    only("actor.policy_loss.loss_mode", "vanilla", why="without groups the loss is the clipped one"),
+    only("actor.loss_agg_mode", "token-mean", why="without groups the loss is a mean over tokens"),
+    only("rollout.n", 1, why="without groups a prompt has a single response here"),
 )
 REMAX: tuple[Rule, ...] = (
-    _only("actor.ppo_epochs", 1, "ReMax here passes over a step's rows once"),
-    _only(
+    only("actor.ppo_epochs", 1, why="ReMax here passes over a step's rows once"),
+    only(
         "actor.ppo_mini_batch_size",
         lambda job: job["data.train_batch_size"],
-        "ReMax here has one optimizer step, so actor.ppo_mini_batch_size is data.train_batch_size",
+        why="ReMax here has one optimizer step, so actor.ppo_mini_batch_size is data.train_batch_size",
     ),
 )
 PPO: tuple[Rule, ...] = (
@@ -462,11 +452,11 @@ PPO: tuple[Rule, ...] = (
         "verl's head has the same rate",
         by=lambda job: job["critic.optim.lr"],
     ),
-    _only("critic.ppo_epochs", lambda job: job["actor.ppo_epochs"], "actor and critic have the same passes here"),
-    _only(
+    only("critic.ppo_epochs", lambda job: job["actor.ppo_epochs"], why="actor and critic have the same passes here"),
+    only(
         "critic.ppo_mini_batch_size",
         lambda job: job["actor.ppo_mini_batch_size"],
-        "actor and critic have the same mini-batches here",
+        why="actor and critic have the same mini-batches here",
     ),
-    _only("critic.loss_agg_mode", "token-mean", "the loss of values is a mean over tokens"),
+    only("critic.loss_agg_mode", "token-mean", why="the loss of values is a mean over tokens"),
 )

@@ -83,7 +83,7 @@ HEADING = "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 
 
 def of_sentencepiece(folder, template):
-    """The folder of Mistral's first tokenizer, which puts a space before a text's first word, as that of Llama 2."""
+    """Save Mistral's first tokenizer, which puts a space before a text's first word, as Llama 2's does."""
     shutil.copy(Path(mistral_common.__file__).parent / "data" / "tokenizer.model.v1", folder / "tokenizer.model")
     settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     turns = "{% for m in messages %}{% if m.role == 'user' %}" + OF_SENTENCEPIECE[template] + "{% endif %}{% endfor %}"

@@ -8,9 +8,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from prefect_rlhf.engines.sampling.chats.answer_end import answer_end
+from prefect_rlhf.tasks.data.answer_pieces import chat_pieces
 from prefect_rlhf.tasks.data.chats import ChatDataset
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset
-from tests.engines.sampling.stand_ins import FAMILIES, OF_SENTENCEPIECE, of_sentencepiece, stand_in
+from tests.engines.sampling.stand_ins import FAMILIES, OF_SENTENCEPIECE, of_sentencepiece, stand_in, template
 from tests.tasks.data.stored import ask, json_lines, say
 
 pytestmark = pytest.mark.quick
@@ -53,9 +54,9 @@ def test_pairs_and_completions_have_the_tokens_of_the_whole_chat_up_to_the_answe
                 assert (read["tokens"], read["prompt_length"]) == ([expected], [len(before)]), json.dumps(row)
 
 
-@pytest.mark.parametrize("template", OF_SENTENCEPIECE)
-def test_a_sentencepiece_tokenizer_puts_no_space_before_an_answer_that_follows(tmp_path, template):
-    folder = of_sentencepiece(tmp_path, template)
+@pytest.mark.parametrize("name", OF_SENTENCEPIECE)
+def test_a_sentencepiece_tokenizer_puts_no_space_before_an_answer_that_follows(tmp_path, name):
+    folder = of_sentencepiece(tmp_path, name)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     chat = [ask("Hi"), say("Hello there"), ask("What is it?"), say("A film.")]
     whole = rendered(folder, chat)
@@ -64,7 +65,7 @@ def test_a_sentencepiece_tokenizer_puts_no_space_before_an_answer_that_follows(t
     read = source.read([0])
     assert read["tokens"] == [whole[: len(whole) - whole[::-1].index(tokenizer.eos_token_id)]]
     learned = list(compress(read["tokens"][0][read["prompt_length"][0] :], read["mask"][0]))
-    answers = "Hello there</s>A film.</s>" if template == "zephyr" else " Hello there</s> A film.</s>"
+    answers = "Hello there</s>A film.</s>" if name == "zephyr" else " Hello there</s> A film.</s>"
     assert "".join(tokenizer.convert_ids_to_tokens(learned)).replace("\u2581", " ") == answers
     for prompt, answer in (("The sky is", " blue."), ("1 + 2 =", "3"), ("Line\n", "next"), ("It is ", "good")):
         row = {"prompt": prompt, "completion": answer}
@@ -84,7 +85,7 @@ OF_THOUGHTS = {
     "Qwen 3.5": (UNLESS_IT_THINKS.replace("WRITTEN", NO_THOUGHTS), NO_THOUGHTS),
 }
 """What a template writes as an answer, and after the heading of an answer to be sampled."""
-REMARK = "rows: it prompts with '<think>\\n'; answers are learned as it writes them, without that"
+REMARK = "rows: the template prompts with '<think>\\n'; answers are learned as the template writes them, without it"
 
 
 @pytest.mark.parametrize("family", OF_THOUGHTS)
@@ -92,10 +93,10 @@ def test_an_answer_is_learnt_as_it_is_written_if_its_prompt_begins_other_thought
     """TRL 1.16 learns from the token on at which answer and prompt diverge, which may be the one after `<think>`."""
     folder = stand_in("qwen3", tmp_path)
     answer, opened = OF_THOUGHTS[family]
-    template = TURNS.replace("ANSWER", answer) + PROMPTING.replace("OPENED", opened)
-    (Path(folder) / "chat_template.jinja").write_text(template)
+    written = TURNS.replace("ANSWER", answer) + PROMPTING.replace("OPENED", opened)
+    (Path(folder) / "chat_template.jinja").write_text(written)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.chat_template == template
+    assert tokenizer.chat_template == written
     for text in ("a film", "<think>\nit is\n</think>\n\na film"):
         whole = tokenizer.apply_chat_template([ask("what"), say(text)], tokenize=False)
         path = json_lines(tmp_path / "rows.jsonl", {"prompt": [ask("what")], "completion": [say(text)]})
@@ -107,3 +108,18 @@ def test_an_answer_is_learnt_as_it_is_written_if_its_prompt_begins_other_thought
         assert learned == whole.partition("<|im_start|>assistant\n")[2].removesuffix("\n").removeprefix(opened)
         said = [line for line in source.remarks() if "prompts with" in line]
         assert said == ([] if family == "Qwen 3.5" else [REMARK])
+
+
+@pytest.mark.parametrize("family", ["deepseek_r1_distill", "nemotron_3_nano", "qwen3_5_nothink", "qwen2_5", "gemma3"])
+@pytest.mark.parametrize("text", ["a film", "<think>\nit is\n</think>\n\na film"])
+def test_the_pieces_of_a_chat_are_its_whole_rendering_by_the_models_own_template(tmp_path, family, text):
+    """An answer begins behind its prompt, or before thoughts that only the prompt has."""
+    tokenizer = AutoTokenizer.from_pretrained(stand_in("qwen3", tmp_path))
+    tokenizer.chat_template = template(family)
+    whole = tokenizer.apply_chat_template([ask("what"), say(text)], tokenize=False)
+    prompt = tokenizer.apply_chat_template([ask("what")], tokenize=False, add_generation_prompt=True)
+    heading = prompt if whole.startswith(prompt) else prompt[: prompt.rindex("<think>")]
+    pieces = chat_pieces(tokenizer, [ask("what"), say(text)], "row")
+    texts = [piece.text.replace(piece.mark, "") for piece in pieces]
+    assert "".join(texts) == whole
+    assert [text for text, piece in zip(texts, pieces, strict=True) if piece.is_answer] == [whole.removeprefix(heading)]

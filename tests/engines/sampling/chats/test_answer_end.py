@@ -53,7 +53,7 @@ def test_a_base_models_response_ends_at_the_template_and_at_the_ends_of_its_file
 
 
 def paired(folder, tmp_path, **settings):
-    """The tokens of a pair's better answer, and the length of its prompt."""
+    """Return the tokens of a pair's prompt and better answer, and how many of them are the prompt's."""
     path = tmp_path / "pairs.jsonl"
     path.write_text(json.dumps({"prompt": ASKED, "chosen": "a film", "rejected": "good"}))
     read = PreferenceDataset("pairs", str(path), str(folder), split_column=None, **settings).read([0])
