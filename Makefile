@@ -7,6 +7,7 @@
 #             CORE=0.19.2 on this release of megatron-core, which needs Python 3.12 or later
 # make pins   the files of pins again, by uv; UPGRADE="numpy ray" for newer versions of these, UPGRADE=all of every package
 # make setup-cuda  an environment for GPUs in .venv-cuda, with the pins of constraints-cuda.txt
+# make pages  write again the pages and drawings that are generated from the code, as docs/vocabulary.md
 # make docs   the documentation as a site, in build/site; a warning is an error
 # make release VERSION=0.1.0  bump, check, build and tag a version on this machine (docs/internals/releasing.md)
 # make workflows  check .github/workflows by actionlint and zizmor
@@ -36,7 +37,7 @@ CHECK_PYTHON = @python=$(firstword $(wildcard $(@D)/bin/python) $(PYTHON)); \
 	*) echo "PYTHON: got '$$python', $$found; expected 3.11, 3.12 or 3.13: make setup PYTHON=python3.12" >&2; exit 2;; esac
 
 # `tests` is a folder too.
-.PHONY: setup setup-cuda demo stop style types tests test test-all test-gpu test-python lint docs dist pins release workflows
+.PHONY: setup setup-cuda demo stop style types tests test test-all test-gpu test-python lint docs pages dist pins release workflows
 setup: $(VENV)/.ready
 
 # The files of pins are complete, so nothing is resolved and the CPU build of torch, installed first, stays.
@@ -108,6 +109,13 @@ pins: .venv-pins/.ready
 	test -x .venv-pins/bin/python || $(PYTHON) -m venv .venv-pins
 	.venv-pins/bin/pip install --quiet uv==0.13.9
 	touch $@
+
+# Tests in tests/house compare each with the code. What is frozen on purpose (tests/door.txt) or takes minutes to ask again
+# (docs/will_it_fit.md) is not among them.
+pages: setup
+	$(RUN)/python -m tests.house
+	$(RUN)/python -m tests.vocabulary
+	$(RUN)/python -m tests.foreign_tables
 
 # tests/house/test_site.py does the same as a part of `make test`.
 docs: setup
