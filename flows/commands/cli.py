@@ -12,7 +12,7 @@ from cyclopts import App, CycloptsError
 
 from prefect_rlhf.errors.errors import InvalidInput, NoClusterFits, NoClusterSuffices, PlanDoesNotFit, RlhfError
 from prefect_rlhf.flows.algorithm.places import algorithm_places, meant_algorithm
-from prefect_rlhf.flows.commands.flags import PROGRAM, app_of, closest, explained, print_error
+from prefect_rlhf.flows.commands.flags import PROGRAM, app_of, closest_names, explained, print_error
 from prefect_rlhf.flows.commands.guesses import meant_word
 from prefect_rlhf.flows.hardware.installed_engines import ENGINES, missing_engine
 
@@ -91,6 +91,6 @@ def check_algorithm(word: str) -> None:
     """Raise InvalidInput for a word that is neither an algorithm nor a command; the error suggests what you meant."""
     if ":" not in word and word not in (places := algorithm_places()):
         known = f"a command ({', '.join(COMMANDS)}) or an algorithm ({', '.join(places)}, or file.py:function)"
-        near = meant_algorithm(word) if word.endswith(".py") else closest(word.lower(), (*COMMANDS, *places))
+        near = meant_algorithm(word) if word.endswith(".py") else closest_names(word.lower(), (*COMMANDS, *places))
         meant = meant_word(word) or near
         raise InvalidInput("algorithm", word, known + meant)

@@ -84,7 +84,8 @@ def _mistake(error: CycloptsError) -> str:
         names = [name for argument in error.argument_collection for name in argument.names]
         begins = any(name.startswith(word) for name in names)
         hint = meant_flag(word, names) or ("-p" in names and not begins and _parameter(word))
-        return f"unknown flag {in_short(word, str)}{hint or closest(word, [name for name in names if len(name) > 2])}"
+        near = closest_names(word, [name for name in names if len(name) > 2])
+        return f"unknown flag {in_short(word, str)}{hint or near}"
     if isinstance(error, UnusedCliTokensError):
         rest, words = list(error.unused_tokens or []), list(error.root_input_tokens or [])
         names = [name for one in error.app.assemble_argument_collection() for name in one.names] if error.app else []
@@ -115,7 +116,7 @@ def _parameter(word: str) -> str:
     return f"; closest: -p {near[0]}=VALUE" if near else ""
 
 
-def closest(word: str, names: Iterable[str]) -> str:
+def closest_names(word: str, names: Iterable[str]) -> str:
     """Return a hint after an unknown word: the `names` that look or begin like it."""
     names = dict.fromkeys(names)
     begin = [name for name in names if len(word) > len("--x") and name.startswith(word)]
