@@ -13,7 +13,8 @@ from prefect_rlhf.blocks.lease_book import LeaseBook
 from prefect_rlhf.blocks.saved import DOCUMENTATION_URL
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.files.gpus import VISIBLE, visible_gpus
-from prefect_rlhf.placement.cost.datasheets.hardware import GIB, GPUS, Datasheet, datasheet, parts_of_the_fastest
+from prefect_rlhf.placement.cost.datasheets.hardware import GIB, Datasheet, parts_of_the_fastest
+from prefect_rlhf.placement.cost.datasheets.kinds import GPUS, datasheet
 from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, MOST_NODES, Backend, ClusterShape
 
 CPU_MEMORY_GIB = 8.0  # of a rank without a GPU, by default

@@ -19,7 +19,8 @@ from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.megatron.engine import MegatronEngine
 from prefect_rlhf.engines.weights.fingerprint import Factors, Sample, digest
 from prefect_rlhf.flows.hardware.node_hardware import CALL_SECONDS, RUNTIME
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import Hardware
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes
 from prefect_rlhf.placement.models.model import TransformerShape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.one_card.work import SIZES, Work
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 
 PEAK_FLOPS = DATASHEETS["h100"].bfloat16_flops
 FORMULA = (

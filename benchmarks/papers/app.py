@@ -10,7 +10,8 @@ from __future__ import annotations
 from benchmarks.papers.case import Case
 from benchmarks.papers.checks import Check, Comparison, format_seconds
 from prefect_rlhf.placement.cost.datasheets.collectives import share_seconds
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import NETWORKS, Hardware
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload

@@ -14,7 +14,8 @@ from statistics import median
 
 from benchmarks.papers.engines import MegatronLmExecution
 from prefect_rlhf.placement.cost.call import call_cost
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Hardware, Network
+from prefect_rlhf.placement.cost.datasheets.hardware import Hardware, Network
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes

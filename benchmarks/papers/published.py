@@ -18,7 +18,8 @@ from benchmarks.papers.engines import RealExecution
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.errors.wrong_setting import refusing_invalid
 from prefect_rlhf.placement.cost.call import call_cost
-from prefect_rlhf.placement.cost.datasheets.hardware import Hardware, Network, datasheet
+from prefect_rlhf.placement.cost.datasheets.hardware import Hardware, Network
+from prefect_rlhf.placement.cost.datasheets.kinds import datasheet
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes

@@ -11,7 +11,8 @@ from benchmarks.papers.case import Case
 from benchmarks.papers.checks import Check, Comparison, Row, format_seconds
 from benchmarks.papers.engines import RealExecution
 from benchmarks.papers.plans import TimedPlan
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import NETWORKS, Hardware
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.plans.presets import PRESETS
 

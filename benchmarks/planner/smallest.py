@@ -31,7 +31,7 @@ class Smallest:
 def sizes_of(hardware: Hardware, most_nodes: int) -> tuple[Site, ...]:
     """Return a node with 1, 2, 4, ... of its devices, then whole nodes.
 
-    >>> from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS
+    >>> from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
     >>> [size.cluster.name for size in sizes_of(Hardware(DATASHEETS["a100-80"], 8), 3)]
     ['1x1', '1x2', '1x4', '1x8', '2x8', '3x8']
     """

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import select
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -19,6 +20,7 @@ from prefect_rlhf.flows.hardware.installed_engines import ENGINES, missing_engin
 NEW_OBJECTS = 50_000
 """Python looks for garbage after as many. After 700, its default, imports would take a tenth longer."""
 INTERRUPT_STATUS = 130  # a shell's status after Ctrl-C
+CLOSED_STATUS = 141  # a shell's status of a program whose reader, such as `head`, has read enough
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "run": "Train with an algorithm on this machine's devices; --dry-run checks everything without using a device.",
@@ -42,13 +44,20 @@ prefect-rlhf COMMAND --help lists the flags of a command. prefect-rlhf ppo is sh
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status. Mistakes get a single line on stderr.
 
-    If no plan fits or suffices, a table follows: memory use and remedies, or the clusters.
+    If no plan fits or suffices, a table follows: memory use and remedies, or the clusters. A reader that has read
+    enough, such as `head`, ends the command without a word.
     """
     if arguments is None:  # a process of its own
         gc.set_threshold(NEW_OBJECTS)
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it warns of a missing torch, which only runs need
     try:
-        return run_words(list(sys.argv[1:] if arguments is None else arguments))
+        status = run_words(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()  # here, so that a closed pipe is met below and not when Python ends
+        return status
+    except BrokenPipeError:
+        if not _drop_output_nobody_reads():
+            raise
+        return CLOSED_STATUS
     except CycloptsError as error:
         print_error(f"{PROGRAM}: {explained(error)}")
     except (NoClusterFits, NoClusterSuffices, PlanDoesNotFit) as error:
@@ -64,6 +73,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_error(f"{PROGRAM}: {str(interrupt) or 'stopped'}")
         return INTERRUPT_STATUS
     return 2
+
+
+def _drop_output_nobody_reads() -> bool:
+    """Whether nobody reads standard output any more; then what is left of it goes nowhere."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)  # a pipe without a reader is an error, which is reported unasked
+    if not poll.poll(0):
+        return False
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    return True
 
 
 def run_words(words: list[str]) -> int:

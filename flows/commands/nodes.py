@@ -93,7 +93,7 @@ def _devices(flags: NodesFlags) -> Devices:
     """Return this machine's devices. Raises InvalidInput for unknown GPUs and invalid names."""
     from prefect_rlhf.blocks.cluster import DEVICE_NAME  # imported here: a wrong flag needs no Prefect
     from prefect_rlhf.flows.hardware.node_hardware import gpu_name
-    from prefect_rlhf.placement.cost.datasheets.hardware import GPUS, datasheet
+    from prefect_rlhf.placement.cost.datasheets.kinds import GPUS, datasheet
     from prefect_rlhf.tasks.ray_nodes import Devices
 
     name, kind = flags.device, flags.kind or "cpu"

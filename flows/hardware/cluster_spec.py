@@ -6,15 +6,8 @@ from dataclasses import dataclass, replace
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.hardware.node_hardware import NETWORK, ORCHESTRATION_SECONDS, node_hardware
-from prefect_rlhf.placement.cost.datasheets.hardware import (
-    GIB,
-    NETWORKS,
-    Datasheet,
-    Network,
-    datasheet,
-    relative_speeds,
-    usual_host_bytes,
-)
+from prefect_rlhf.placement.cost.datasheets.hardware import GIB, NETWORKS, Datasheet, Network, relative_speeds
+from prefect_rlhf.placement.cost.datasheets.kinds import datasheet, usual_host_bytes
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.devices.mesh import MOST_DEVICES, MOST_NODES, Backend, ClusterShape
 from prefect_rlhf.placement.memory.room import with_room
@@ -95,7 +88,10 @@ def _group(text: str, cluster: str, described: Datasheet | None) -> NodeGroup:
         raise InvalidInput("cluster", cluster, f"1 to {MOST_NODES} nodes with 1 to {MOST_DEVICES} devices each")
     if described is not None and name == described.name:
         return NodeGroup(nodes, devices, name, described)
-    return NodeGroup(nodes, devices, name if name == "cpu" else datasheet(name, "cluster").name)
+    try:
+        return NodeGroup(nodes, devices, datasheet(name, "cluster").name)
+    except InvalidInput as error:
+        raise InvalidInput("cluster", name, f"{error.expected}; --device describes any other kind") from None
 
 
 def _usual_host_bytes(group: NodeGroup) -> int:

@@ -6,7 +6,8 @@ from typing import Any
 
 from prefect_rlhf.errors.errors import InvalidInput, Missing, UnknownKey
 from prefect_rlhf.files.yaml_text import parse_yaml, read_yaml
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, GIB, Datasheet
+from prefect_rlhf.placement.cost.datasheets.hardware import GIB, Datasheet
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 
 NEEDED = {"tflops": 1e12, "memory_gib": GIB, "memory_gb_per_s": 1e9, "link_gb_per_s": 1e9}
 """Required fields with their units: dense bfloat16, and bandwidths per device (a link's in a single direction)."""

@@ -5,14 +5,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from prefect_rlhf.files.gpus import listed_gpus
-from prefect_rlhf.placement.cost.datasheets.hardware import (
-    NETWORKS,
-    Datasheet,
-    Efficiency,
-    Hardware,
-    Network,
-    datasheet,
-)
+from prefect_rlhf.placement.cost.datasheets.hardware import NETWORKS, Datasheet, Efficiency, Hardware, Network
+from prefect_rlhf.placement.cost.datasheets.kinds import datasheet
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.speeds import KnownSpeeds
 from prefect_rlhf.placement.cost.times.profile import Profile

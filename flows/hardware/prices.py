@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 
 from prefect_rlhf.errors.errors import InvalidInput, Missing, NotUsed
-from prefect_rlhf.placement.cost.datasheets.hardware import Datasheet, Hardware, datasheet
+from prefect_rlhf.placement.cost.datasheets.hardware import Datasheet, Hardware
+from prefect_rlhf.placement.cost.datasheets.kinds import datasheet
 
 
 def check_prices(prices: Mapping[str, float], described: Datasheet | None = None) -> dict[str, float]:

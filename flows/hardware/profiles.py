@@ -13,7 +13,7 @@ from prefect_rlhf.files.atomic_file import write_atomically
 from prefect_rlhf.files.installed import installed_version
 from prefect_rlhf.flows.hardware.node_hardware import cost_sources, gpu_name
 from prefect_rlhf.flows.hardware.runtimes import runtime_of
-from prefect_rlhf.placement.cost.datasheets.hardware import datasheet
+from prefect_rlhf.placement.cost.datasheets.kinds import datasheet
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.speeds import PROBED, KnownSpeeds
 from prefect_rlhf.placement.cost.times.profile import Profile, Subject

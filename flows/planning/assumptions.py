@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from math import exp
 from statistics import NormalDist
 
-from prefect_rlhf.placement.cost.datasheets.hardware import GIB, HOST_SHARE, usual_host_bytes
+from prefect_rlhf.placement.cost.datasheets.hardware import GIB
+from prefect_rlhf.placement.cost.datasheets.kinds import HOST_SHARE, usual_host_bytes
 from prefect_rlhf.placement.cost.workload import LengthDistribution
 from prefect_rlhf.placement.models.engine_constants import EXPERT_IMBALANCE
 from prefect_rlhf.placement.planner.question import Question

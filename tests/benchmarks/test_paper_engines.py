@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from benchmarks.papers.engines import HybridFlowExecution, RealExecution
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.call_bytes import call_bytes, static_bytes
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import NETWORKS, Hardware
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes

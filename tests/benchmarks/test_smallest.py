@@ -7,7 +7,8 @@ import pytest
 
 from benchmarks.planner.smallest import Smallest, sizes_of, smallest_that_fits
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import NETWORKS, Hardware
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.strategy import Strategy

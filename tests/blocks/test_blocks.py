@@ -18,7 +18,7 @@ from prefect_rlhf.blocks.worker.claimed_run import TakenRun
 from prefect_rlhf.blocks.worker.variables import GpuMeshVariables
 from prefect_rlhf.blocks.worker.worker import GpuMeshWorker
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.devices.lease import ENVIRONMENT_VARIABLE, Lease
 from prefect_rlhf.placement.devices.mesh import DeviceMesh
 from prefect_rlhf.placement.models.model import TransformerShape

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.augmented.augment import augment
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Hardware, Network, relative_speeds
+from prefect_rlhf.placement.cost.datasheets.hardware import NETWORKS, Hardware, Network, relative_speeds
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources

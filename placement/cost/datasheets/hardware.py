@@ -7,7 +7,6 @@ device.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -191,106 +190,9 @@ class Links:
         return bandwidth
 
 
-HOST_DEVICES = 8
-HOST_GIB: Mapping[str, int] = MappingProxyType(
-    {
-        "h100": 2048,  # NVIDIA DGX H100 datasheet: 2 TB of system memory
-        "h200": 2048,  # NVIDIA DGX H200 datasheet: 2 TB
-        "a100-80": 2048,  # NVIDIA DGX A100 datasheet, 640GB: 2 TB
-        "a100-40": 1024,  # NVIDIA DGX A100 datasheet, 320GB: 1 TB
-        "v100-32": 512,  # NVIDIA DGX-1 datasheet: 512 GB
-        "v100-16": 512,  # the same
-        "b200": 2048,  # NVIDIA DGX B200 datasheet: 2 TB, up to 4 TB
-        "l40s": 1536,  # AWS g6e.48xlarge, 8 L40S: 1,536 GiB
-        "a10": 768,  # AWS g5.48xlarge, 8 A10G: 768 GiB
-        "mi300x": 1850,  # Azure ND MI300X v5, 8 MI300X: 1,850 GiB
-    }
-)
-"""Host memory of a node with HOST_DEVICES devices, in GiB. An RTX 4090 has no usual host."""
-HOST_SHARE = 0.75
-"""How much of a host's memory plans may use if it is not stated. An assumption; the rest is for the system, ranks,
-rows and libraries."""
-
-
-def usual_host_bytes(device: Datasheet, devices_per_node: int) -> int:
-    """Return the host memory that plans may use on a node if it is not stated; 0 (no limit) if unknown.
-
-    A usual host's memory is known for eight devices; a smaller node gets its share.
-    """
-    return int(devices_per_node * device.host_bytes * HOST_SHARE)
-
-
-PRODUCT_SHARES: Mapping[str, float] = MappingProxyType({"mi300x": 0.6})
-"""Products of the MI300X reach some 45% of its peak, in all formats, its memory 81% (aiweekly.co/alerts/
-amd-mi300x-hits-only-45-of-peak-flops-in-practice, of a paper): 0.6 of our 0.77."""
-ATTENTION_SHARES: Mapping[str, float] = MappingProxyType(
-    {"a100-80": 0.65, "a100-40": 0.65, "l40s": 0.65, "a10": 0.65, "rtx4090": 0.65, "b200": 0.15}
-)
-"""Flash attention 2 reaches 50% to 73% of the peak of the GPUs that it was written for (arXiv:2307.08691) and 35% on an
-H100 (arXiv:2407.08608). On others it is assumed to be as fast as on an H100."""
-
-
-def _printed(
-    name: str, half: float, full: float, memory: float, gib: float, link: float, host: float, source: str
-) -> Datasheet:
-    """Read TFLOP/s and GB/s as datasheets print them, links per direction, and the GiB that its driver reports."""
-    return Datasheet(
-        name,
-        half * 1e12,
-        full * 1e12,
-        memory * 1e9,
-        int(gib * GIB),
-        link * 1e9,
-        host * 1e9,
-        source,
-        host_bytes=HOST_GIB.get(name, 0) * GIB // HOST_DEVICES,
-        product_share=PRODUCT_SHARES.get(name, 1.0),
-        attention_share=ATTENTION_SHARES.get(name, 0.35),
-    )
-
-
-_KINDS = (
-    _printed("h100", 989, 67, 3350, 79.1, 450, 64, "NVIDIA H100 datasheet, SXM5: NVLink 4, PCIe 5 x16"),
-    _printed("h200", 989, 67, 4800, 139.7, 450, 64, "NVIDIA H200 datasheet, SXM: NVLink 4, PCIe 5 x16"),
-    _printed("a100-80", 312, 19.5, 2039, 79.1, 300, 32, "NVIDIA A100 80GB datasheet, SXM: NVLink 3, PCIe 4"),
-    _printed("a100-40", 312, 19.5, 1555, 39.4, 300, 32, "NVIDIA A100 40GB datasheet, SXM: NVLink 3, PCIe 4"),
-    _printed("v100-32", 125, 15.7, 900, 31.7, 150, 16, "NVIDIA V100 datasheet, SXM2 32GB: NVLink 2, PCIe 3"),
-    _printed("v100-16", 125, 15.7, 900, 15.7, 150, 16, "NVIDIA V100 datasheet, SXM2 16GB: NVLink 2, PCIe 3"),
-    Datasheet("cpu", 0.0, 0.0, 0.0, 0, 0.0, 0.0, "measured by a profile only", measured=True),
-    _printed("l40s", 362, 91.6, 864, 44.5, 32, 32, "NVIDIA L40S datasheet: PCIe 4 x16, no NVLink"),
-    _printed("a10", 125, 31.2, 600, 22.0, 32, 32, "NVIDIA A10 datasheet: PCIe 4 x16, no NVLink"),
-    _printed("rtx4090", 165, 82.6, 1008, 23.5, 32, 32, "NVIDIA Ada architecture whitepaper, RTX 4090: PCIe 4 x16"),
-    _printed("b200", 2250, 75, 8000, 178.4, 900, 64, "NVIDIA DGX B200 datasheet: NVLink 5, PCIe 5 x16"),
-    _printed("mi300x", 1307, 163.4, 5300, 191.5, 448, 64, "AMD Instinct MI300X data sheet: 7 Infinity Fabric links"),
-)
-DATASHEETS: Mapping[str, Datasheet] = MappingProxyType({kind.name: kind for kind in _KINDS})
-"""Dense peaks; memory is what CUDA reports, somewhat less than what is sold. The V100 has no bfloat16: its tensor
-cores' float16 peak stands for every format of two bytes."""
-NO_BFLOAT16 = ("v100-32", "v100-16")
-"""Kinds that can be planned and that a run refuses (`files.gpus.LEAST_CAPABILITY`). No library lists them by name:
-torch and vLLM ask the device, and a plan has none."""
-GPUS: Mapping[str, Datasheet] = MappingProxyType({k: kind for k, kind in DATASHEETS.items() if not kind.measured})
-"""The datasheets of GPUs."""
-
 _NETWORKS = (
     Network("roce-3200", 400e9, "3.2 Tbit/s a node: ReaL, section 8"),
     Network("infiniband-200", 25e9, "200 Gbit/s a node: HybridFlow, section 8.1"),
     Network("infiniband-800", 100e9, "around 100 GB/s a node: APP, section VI"),
 )
 NETWORKS: Mapping[str, Network] = MappingProxyType({network.name: network for network in _NETWORKS})
-
-
-def datasheet(name: str, field: str = "device", among: Mapping[str, Datasheet] = DATASHEETS) -> Datasheet:
-    """Return the datasheet with that name or full product name. Raises InvalidInput for an unknown name.
-
-    >>> datasheet("H100-SXM-80GB").name, datasheet("a100-SXM4-40GB").name, datasheet("NVIDIA GeForce RTX 4090").name
-    ('h100', 'a100-40', 'rtx4090')
-    """
-    plain = re.sub("rtx[ -]", "rtx", name.lower())
-    if plain in among:
-        return among[plain]
-    for kind in among.values():
-        family, _, size = kind.name.partition("-")
-        if re.search(rf"{family}(?![a-z0-9])", plain) and (not size or f"{size}gb" in plain):
-            return kind
-    raise InvalidInput(field, name, f"one of {', '.join(among)}, or a product name with its memory in GB")

@@ -35,7 +35,8 @@ class MeshSpace:
     ) -> MeshSpace:
         """Return every mesh that a call may have on the lease, and the meshes `also`, which lie on it.
 
-        >>> from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Hardware
+        >>> from prefect_rlhf.placement.cost.datasheets.hardware import Hardware
+        >>> from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
         >>> desk = ClusterShape("desk", 1, 2, 8 << 30)
         >>> space = MeshSpace.of(desk, desk.whole, CostSources.equal_nodes(Hardware(DATASHEETS["h100"], 2), 1))
         >>> [mesh.name for mesh in space.meshes], space.classes

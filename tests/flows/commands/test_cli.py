@@ -1,5 +1,6 @@
 """The command line as a newcomer meets it: help of every command, and one line for what is not there."""
 
+import os
 import subprocess
 import sys
 
@@ -142,3 +143,15 @@ def test_a_wrong_command_flag_or_flow_name_is_refused_before_prefect_is_imported
 def test_a_wrong_parameter_is_refused_before_a_search_or_an_engine_is_imported(words, tmp_path):
     heavy, line = heavy_after(tmp_path, "run", "grpo", *words)
     assert line.startswith("prefect-rlhf: ") and heavy == {"prefect"}
+
+
+@pytest.mark.parametrize("words", [["--help"], ["plan", "--help"], ["graph", "grpo"], ["runs", "."]], ids=" ".join)
+def test_a_reader_that_has_read_enough_ends_a_command_without_a_word(words, tmp_path):
+    """As in `prefect-rlhf plan ... | head`: the shell's status of a closed pipe (rich, for a help, has 1)."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    program = "import sys; from prefect_rlhf.flows.commands.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, *words]
+    ended = subprocess.run(command, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (1 if "--help" in words else 141, "")

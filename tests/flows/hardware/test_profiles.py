@@ -10,7 +10,8 @@ from prefect_rlhf.flows.hardware import profiles
 from prefect_rlhf.flows.hardware.node_hardware import CPU
 from prefect_rlhf.flows.profile import kind_of_nodes, legal_degrees
 from prefect_rlhf.placement.cost.contention import SlowDown
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Links
+from prefect_rlhf.placement.cost.datasheets.hardware import Links
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.cost.times.profile import Profile
 from prefect_rlhf.placement.devices.lease import Lease
 from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh

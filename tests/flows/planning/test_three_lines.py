@@ -14,7 +14,8 @@ from prefect_rlhf.flows.forms.plan_options import plan_options
 from prefect_rlhf.flows.planning.answer import answer_question
 from prefect_rlhf.flows.planning.notes import NO_BFLOAT16, rows_of_a_micro_batch
 from prefect_rlhf.flows.planning.plan_report import PlanAnswer
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, GIB
+from prefect_rlhf.placement.cost.datasheets.hardware import GIB
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.plans.presets import PRESETS
 
 GLOSSARY = (Path(__file__).parents[3] / "docs" / "glossary.md").read_text()

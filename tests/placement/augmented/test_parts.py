@@ -7,7 +7,8 @@ import pytest
 
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.work import Transfer
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import Hardware
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from prefect_rlhf.errors.errors import GraphError
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.call_bytes import static_bytes
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import NETWORKS, Hardware
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.moves import reallocation_loads, reallocation_seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes

@@ -11,7 +11,8 @@ from benchmarks.papers.engines import HybridFlowExecution, RealExecution
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.call import _CallSeconds, call_cost, train_step_costs
 from prefect_rlhf.placement.cost.call_bytes import call_bytes
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Efficiency, Hardware, datasheet
+from prefect_rlhf.placement.cost.datasheets.hardware import NETWORKS, Efficiency, Hardware
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS, datasheet
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.paged_cache import expected_cache_bytes, whole_cache_bytes
 from prefect_rlhf.placement.cost.seconds import Seconds

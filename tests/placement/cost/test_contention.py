@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.cost.contention import Demand, SlowDown, times_longer
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import Hardware
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sources import CostSources

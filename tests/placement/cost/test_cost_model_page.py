@@ -7,7 +7,8 @@ import pytest
 
 from prefect_rlhf.flows.hardware.node_hardware import CALL_SECONDS, RUNTIME, VLLM_LAYER_SECONDS
 from prefect_rlhf.placement.cost.call import call_cost
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Efficiency, Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import NETWORKS, Efficiency, Hardware
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes

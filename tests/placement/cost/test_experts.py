@@ -8,7 +8,8 @@ import pytest
 
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.call_bytes import call_bytes, static_bytes
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Efficiency, Hardware, Network
+from prefect_rlhf.placement.cost.datasheets.hardware import Efficiency, Hardware, Network
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes

@@ -9,7 +9,8 @@ from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.work import HostCopy
 from prefect_rlhf.placement.cost import sources
 from prefect_rlhf.placement.cost.call import call_cost
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import Hardware
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sizes import ModelSizes

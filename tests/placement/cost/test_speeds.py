@@ -6,7 +6,8 @@ import pytest
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.flows.hardware.node_hardware import CPU, node_hardware
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import Hardware
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.speeds import KnownSpeeds, Speeds
 from prefect_rlhf.placement.cost.times.roofline import DatasheetTimes

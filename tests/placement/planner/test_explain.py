@@ -6,7 +6,8 @@ from functools import cache
 
 import pytest
 
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Efficiency, Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import Efficiency, Hardware
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.memory.bytes import FRAGMENT_SHARE

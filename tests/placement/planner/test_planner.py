@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from prefect_rlhf.errors.errors import InvalidInput, PlanDoesNotFit
 from prefect_rlhf.flows.training.choice.searched_plan import summary
 from prefect_rlhf.placement.augmented.augment import augment
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Efficiency, Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import NETWORKS, Efficiency, Hardware
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload

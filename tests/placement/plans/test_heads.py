@@ -6,7 +6,8 @@ import pytest
 
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement import engine_traits
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import Hardware
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import ClusterShape

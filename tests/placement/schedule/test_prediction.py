@@ -5,7 +5,8 @@ import pytest
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.preview import MOST_STEPS, distant_nodes, preview
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import Hardware
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.cost.moves import DISK_BYTES_PER_SECOND
 from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sizes import copied_bytes

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.datasheets.collectives import CollectiveGroup
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Hardware, datasheet
+from prefect_rlhf.placement.cost.datasheets.hardware import NETWORKS, Hardware
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS, datasheet
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources

@@ -5,7 +5,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Hardware, Links, Network
+from prefect_rlhf.placement.cost.datasheets.hardware import NETWORKS, Hardware, Links, Network
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.cost.moves import reallocation_seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources

@@ -7,7 +7,8 @@ from itertools import product
 import pytest
 
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, NETWORKS, Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import NETWORKS, Hardware
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import ClusterShape

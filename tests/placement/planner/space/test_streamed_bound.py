@@ -6,7 +6,8 @@ from itertools import product
 
 import pytest
 
-from prefect_rlhf.placement.cost.datasheets.hardware import DATASHEETS, Hardware
+from prefect_rlhf.placement.cost.datasheets.hardware import Hardware
+from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices.mesh import ClusterShape, DeviceMesh
