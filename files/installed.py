@@ -8,7 +8,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
-from prefect_rlhf.files.environment import shown
+from prefect_rlhf.files.processes.environment import shown
 
 OWN = "prefect-rlhf"
 PACKAGE = Path(__file__).resolve().parents[1]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from prefect_rlhf.blocks.worker import keeper
-from prefect_rlhf.files.environment import handed_over, starts_module
+from prefect_rlhf.files.processes.environment import handed_over, starts_module
 
 KEEPER_SECONDS = 2 * keeper.REAP_SECONDS  # a keeper that has not ended this long after the grace is killed
 

@@ -33,7 +33,7 @@ from prefect_rlhf.blocks.worker.run_records import TAKEN, RunRecords
 from prefect_rlhf.blocks.worker.variables import GpuMeshVariables
 from prefect_rlhf.blocks.worker.waiting_room import WaitingRoom
 from prefect_rlhf.errors.errors import RlhfError
-from prefect_rlhf.files.environment import hide
+from prefect_rlhf.files.processes.environment import hide
 
 if TYPE_CHECKING:
     from uuid import UUID

@@ -17,8 +17,8 @@ from typing import Generic, TypeVar
 
 from prefect_rlhf.engines.functions.message import packed
 from prefect_rlhf.errors.in_short import in_short, one_line
-from prefect_rlhf.files.environment import handed_over
 from prefect_rlhf.files.modules import IN_RANK
+from prefect_rlhf.files.processes.environment import handed_over
 
 KEPT_OUTPUT = 4096
 """Bytes of a worker's latest output that are kept; the rest is read and dropped, so that printing never blocks."""

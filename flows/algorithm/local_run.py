@@ -27,7 +27,7 @@ from prefect_rlhf.flows.hardware.installed_engines import check_builds
 from prefect_rlhf.flows.hardware.surroundings import check_surroundings
 from prefect_rlhf.flows.training.run import check_run, leased_after, prepare
 from prefect_rlhf.flows.training.run_name import new_name
-from prefect_rlhf.flows.training.server import check_given_server, check_server
+from prefect_rlhf.flows.training.server import check_given_server, server_beside
 from prefect_rlhf.flows.training.spec.place import read_place
 from prefect_rlhf.flows.training.spec.run_spec import asked_run
 from prefect_rlhf.placement.devices.lease import Lease
@@ -163,7 +163,7 @@ def run_locally(
         return _final_state(restarting, checked)
     cluster = local_cluster(devices, kind)
     check_surroundings(cluster.whole.num_devices, own_leases=True)
-    with stopped_at("stopped before the run began"):
+    with stopped_at("stopped before the run began"), server_beside() as check_server:
         found = check_run(asked_run(flow.algorithm, checked), cluster)
         check_server()
     with ExitStack() as held:

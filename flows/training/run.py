@@ -17,9 +17,9 @@ from pydantic_core import to_jsonable_python
 from prefect_rlhf.blocks.lease import dry_lease, given_lease, lease
 from prefect_rlhf.errors.errors import InvalidInput, OutputFailed
 from prefect_rlhf.files.atomic_file import write_atomically, writing
-from prefect_rlhf.files.environment import hide
 from prefect_rlhf.files.installed import own_version
 from prefect_rlhf.files.path_text import from_here
+from prefect_rlhf.files.processes.environment import hide
 from prefect_rlhf.files.remote_path import local_path, shown
 from prefect_rlhf.flows.forms.parameters_file import changed
 from prefect_rlhf.flows.hardware.attention import attention_lines

@@ -1,10 +1,13 @@
 """The Prefect server of a run: the server of the settings, or a temporary server."""
 
+import logging
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any
 
 from httpx import HTTPError, InvalidURL, Timeout
@@ -15,7 +18,8 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, get_current_settings, t
 from prefect.settings import PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS as START_LIMIT
 
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.files.environment import handed_over, starts_module
+from prefect_rlhf.files.processes.environment import handed_over, starts_module
+from prefect_rlhf.files.processes.lifeline import ending_with
 from prefect_rlhf.tasks.server.patience import impatient
 
 NO_TELEMETRY = "PREFECT_SERVER_ANALYTICS_ENABLED"
@@ -25,16 +29,58 @@ SOON = Timeout(10, connect=2)  # seconds; a connection is tried four times
 _ADDRESS = re.compile(r"https?://[^/\s]+(/.*)?/api(/.*)?", re.IGNORECASE)
 
 
+@contextmanager
+def server_beside() -> Iterator[Callable[[], None]]:
+    """Start a temporary server while the body prepares the run, which takes as long. Yields `check_server`, preceded by
+    the wait for that start.
+
+    A start that failed is made again by the check, which says why. If the body raises, the start is given up.
+    """
+    if get_current_settings().api.url:
+        yield check_server
+        return
+    from prefect.server.api.server import SubprocessASGIServer  # here: no other thread may import at the same time
+
+    server = SubprocessASGIServer()
+
+    def start() -> None:
+        try:
+            with _as_a_run_starts_it():
+                server.start(START_LIMIT.value())
+        except Exception as error:  # noqa: BLE001  Prefect's errors, and those of sockets and processes
+            logging.getLogger(__name__).debug("the server did not start beside the checks: %s", error)
+
+    starting = threading.Thread(target=copy_context().run, args=(start,), daemon=True, name="server")
+    starting.start()
+
+    def wait() -> None:
+        starting.join()
+        check_server()
+
+    try:
+        yield wait
+    except BaseException:
+        while starting.is_alive():  # Python cannot end safely beside a thread
+            server.stop()
+            starting.join(0.1)
+        raise
+
+
+@contextmanager
+def _as_a_run_starts_it() -> Iterator[None]:
+    os.environ.setdefault(NO_TELEMETRY, "false")  # its telemetry locks its database, and fails without a network
+    with temporary_settings(set_defaults={START_LIMIT: START_SECONDS}), processes_beside():
+        yield
+
+
 def check_server() -> None:
     """Raise InvalidInput if Prefect's server does not answer: the server of the settings, or a temporary server."""
     if get_current_settings().api.url:
         check_given_server()
         return
-    os.environ.setdefault(NO_TELEMETRY, "false")  # its telemetry locks its database, and fails without a network
     error: Exception | None
     try:
-        limit = temporary_settings(set_defaults={START_LIMIT: START_SECONDS})
-        with limit, processes_beside(), get_client(sync_client=True) as client:
+        with _as_a_run_starts_it(), get_client(sync_client=True) as client:
             error = client.api_healthcheck()
     except RuntimeError as raised:  # Prefect's temporary server did not start in time
         error = raised
@@ -80,18 +126,26 @@ def _remedy(url: str, status: int | None) -> str:
 
 @contextmanager
 def processes_beside() -> Iterator[None]:
-    """Start processes in process groups of their own, so that Ctrl-C at a terminal does not end them.
+    """Start this thread's processes in process groups of their own, so that Ctrl-C at a terminal does not end them.
 
-    Otherwise a run's temporary server would end before the run, which still has to report its end there. Tools of plays
-    cannot read the server's variables in `/proc`.
+    Otherwise a run's temporary server would end before the run, which still has to report its end there. The server
+    ends with this process, even if that is killed. Tools of plays cannot read the server's variables in `/proc`.
     """
     popen: Any = subprocess.Popen
+    thread = threading.get_ident()
 
     def beside(args: Sequence[str], *more: Any, env: Mapping[str, str] | None = None, **words: Any) -> Any:
+        if threading.get_ident() != thread:
+            return popen(args, *more, env=env, **words)
         if env is None or not starts_module(args):
             return popen(args, *more, env=env, process_group=0, **words)
-        with handed_over(args, env) as (command, at_start, hidden):
-            return popen(command, *more, env=at_start, pass_fds=(hidden,), process_group=0, **words)
+        lifeline, _ = os.pipe()  # the end for writing stays open as long as this process lives
+        try:
+            with handed_over(ending_with(lifeline, args), env) as (command, at_start, hidden):
+                passed = (hidden, lifeline)
+                return popen(command, *more, env=at_start, pass_fds=passed, process_group=0, **words)
+        finally:
+            os.close(lifeline)
 
     subprocess.Popen = beside  # type: ignore[misc,assignment]  # Prefect has no setting for it
     try:

@@ -10,7 +10,7 @@ from typing import Literal, final
 import wandb
 from wandb.sdk.lib.service import service_process
 
-from prefect_rlhf.files.environment import is_shown
+from prefect_rlhf.files.processes.environment import is_shown
 from prefect_rlhf.tasks.trackers.tracker import TrackedRun, TrackedStep
 
 FOLDER = "wandb"

@@ -141,7 +141,8 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     "files": {
         "storage": "hub .",
         "hub": ".",
-        ".": "",
+        "processes": "",
+        ".": "processes",
     },
     "errors": {
         ".": "",

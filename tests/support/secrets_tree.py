@@ -24,7 +24,7 @@ from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.processes.messages import GangSettings
 from prefect_rlhf.engines.weights.rank_transfers import RankTransfers, WeightMessage
 from prefect_rlhf.engines.weights.read_peer_memory import read_peer_memory
-from prefect_rlhf.files.environment import hide
+from prefect_rlhf.files.processes.environment import hide
 from prefect_rlhf.tasks.play import Play
 from tests.support import secrets_functions
 from tests.support.secrets_functions import NAMES

@@ -28,7 +28,7 @@ from prefect_rlhf.engines.functions.process import WorkerProcess, search_path
 from prefect_rlhf.engines.functions.signatures.play_function import PlayFunction
 from prefect_rlhf.engines.functions.staff import GRACE_SECONDS, Hand
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.files.environment import HARMLESS
+from prefect_rlhf.files.processes.environment import HARMLESS
 
 read = reader_of(Said)
 

@@ -18,8 +18,8 @@ from itertools import chain
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from prefect_rlhf.engines.gang.processes.lifeline import exiting_with
-from prefect_rlhf.files.environment import handed_over
+from prefect_rlhf.files.processes.environment import handed_over
+from prefect_rlhf.files.processes.lifeline import exiting_with
 
 if TYPE_CHECKING:
     from prefect_rlhf.engines.gang.processes.messages import StartMethod

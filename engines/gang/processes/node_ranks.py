@@ -16,7 +16,7 @@ from pathlib import Path
 from prefect_rlhf.engines.gang.processes.fork_server import ForkServerSettings
 from prefect_rlhf.engines.gang.processes.messages import ProcessSettings
 from prefect_rlhf.engines.gang.processes.own_folder import make_own_folder
-from prefect_rlhf.files.environment import handed_over
+from prefect_rlhf.files.processes.environment import handed_over
 from prefect_rlhf.files.remote_path import cache_folder
 
 CLOSE_SECONDS = 5.0

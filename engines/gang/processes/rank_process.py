@@ -28,11 +28,11 @@ from torch._C._distributed_c10d import TCPStore
 
 from prefect_rlhf.engines.gang.processes.faults import as_ours
 from prefect_rlhf.engines.gang.processes.flight_recorder import write_record
-from prefect_rlhf.engines.gang.processes.lifeline import exit_with
 from prefect_rlhf.engines.gang.processes.messages import RecordRequest, Reply, Request, Start
 from prefect_rlhf.engines.gang.processes.preload import never_collected
 from prefect_rlhf.engines.process_groups import open_communicators
 from prefect_rlhf.errors.errors import InvalidInput
+from prefect_rlhf.files.processes.lifeline import exit_with
 from prefect_rlhf.placement.engine_traits import register
 from prefect_rlhf.placement.models.outputs import register as register_output
 

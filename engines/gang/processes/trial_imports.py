@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from prefect_rlhf.errors.errors import EngineFailed
 from prefect_rlhf.errors.in_short import one_line
-from prefect_rlhf.files.environment import handed_over
+from prefect_rlhf.files.processes.environment import handed_over
 
 LIMIT_SECONDS = 300.0
 """Without compiled files of Python, vLLM's modules alone take half a minute on an idle core."""

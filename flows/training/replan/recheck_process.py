@@ -11,14 +11,14 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from prefect_rlhf.errors.errors import RlhfError
-from prefect_rlhf.files.environment import shown, take, written
+from prefect_rlhf.files.processes.environment import shown, take, written
+from prefect_rlhf.files.processes.lifeline import exit_with
 from prefect_rlhf.flows.training.lengths import distribution
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.engine_traits import EngineTraits, register
@@ -120,7 +120,7 @@ class RecheckProcess:
 
 def main() -> None:
     """Answer the request on standard input. Arguments: the run's pipe, and its environment variables."""
-    threading.Thread(target=_end_with_run, args=(int(sys.argv[1]),), daemon=True).start()
+    exit_with(int(sys.argv[1]))
     request: RecheckRequest = pickle.load(sys.stdin.buffer)
     for name, traits in request.traits.items():
         register(name, traits)
@@ -131,11 +131,6 @@ def main() -> None:
     except RlhfError as error:
         answer = error
     pickle.dump(answer, sys.stdout.buffer)
-
-
-def _end_with_run(lifeline: int) -> None:
-    os.read(lifeline, 1)
-    os._exit(1)
 
 
 def _as_recorded(workload: Workload, files: tuple[Path, ...]) -> Workload:

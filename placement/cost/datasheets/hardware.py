@@ -140,6 +140,7 @@ class Hardware:
 def relative_speeds(nodes: Sequence[Hardware]) -> tuple[float, ...]:
     """Return each node's speed for dividing rows, relative to the fastest's peak; empty if all are alike.
 
+    >>> from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
     >>> relative_speeds([Hardware(DATASHEETS[kind], 8) for kind in ("a100-80", "v100-32")])
     (1.0, 0.401)
     """

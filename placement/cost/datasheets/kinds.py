@@ -188,7 +188,7 @@ def datasheet(name: str, field: str = "device", among: Mapping[str, Datasheet] =
     ('h100', 'a100-40', 'rtx4090')
     >>> datasheet("NVIDIA H100 80GB HBM3 MIG 1g.10gb")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    prefect_rlhf.errors.errors.InvalidInput: device: got 'NVIDIA H100 80GB HBM3 MIG 1g.10gb', expected one of h100, ...
+    prefect_rlhf.errors.errors.InvalidInput: device: got 'NVIDIA H100 80GB HBM3 MIG 1g.10gb', ...
     """
     plain = name.strip().lower()
     if plain in among:

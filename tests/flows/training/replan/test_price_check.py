@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from prefect_rlhf.files.processes.lifeline import CONTROLLER_GONE
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.training.replan import price_check as checks
@@ -189,5 +190,5 @@ def test_the_process_ends_with_the_run(tmp_path, monkeypatch):
     os.close(process._life)
     process._life = os.open(os.devnull, os.O_RDONLY)
     wait_for(process)
-    assert process._process.returncode == 1
+    assert process._process.returncode == CONTROLLER_GONE
     check.close()

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from prefect_rlhf.files import environment
-from prefect_rlhf.files.environment import handed_over, is_shown, starts_module
+from prefect_rlhf.files.processes import environment
+from prefect_rlhf.files.processes.environment import handed_over, is_shown, starts_module
 
 LOOK = "open('/proc/self/environ').read().split(chr(0))"
 HIDE = f"""
 import json, os, subprocess
 os.environ["LATE_TOKEN"] = "later"
-from prefect_rlhf.files.environment import hide
+from prefect_rlhf.files.processes.environment import hide
 hide()
 hide()
 variables = [name.partition("=")[0] for name in {LOOK} if name]

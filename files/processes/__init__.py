@@ -1,0 +1,1 @@
+"""How processes start without secrets, and end with the process that started them."""
