@@ -8,7 +8,7 @@ from typing import Any
 from prefect_rlhf.engines.files.other_folders import without_config
 from prefect_rlhf.errors.errors import InvalidInput, UnknownKey
 from prefect_rlhf.files.foreign_file import read_json
-from prefect_rlhf.placement.models.families.config_keys import GENERATION, HARMLESS, NOTES, READ, ROPE, is_off
+from prefect_rlhf.placement.models.families.config_keys import GENERATION, HARMLESS, NOTES, ON, READ, ROPE, is_off
 from prefect_rlhf.placement.models.families.family import Family
 from prefect_rlhf.placement.models.families.known import FAMILIES, RUN
 from prefect_rlhf.placement.models.model import QUERY_BIASES, Experts, RopeScaling, SlidingWindow, TransformerShape
@@ -127,13 +127,7 @@ def not_run(config: dict[str, Any], field: str, family: Family) -> Iterator[Inva
         width, even = config.get("head_dim"), _even_head(config)
         if width is not None and width != even:
             yield InvalidInput(f"{field}.head_dim", width, f"{even}, hidden_size over heads: vLLM refuses others")
-    known = READ | HARMLESS | GENERATION | family.keys
-    if config.get("use_sliding_window") is False:
-        known |= {"sliding_window", "max_window_layers"}
-    for key in sorted(config.keys() - known):
-        if not is_off(config[key]) and not key.startswith(NOTES):
-            hint = f"no {family.name} has it; remove it if it changes nothing"
-            yield UnknownKey(f"{field}.{key}", config[key], hint)
+    yield from _keys_not_run(config, field, family)
 
 
 def refuse_other_weights(config: dict[str, Any], field: str) -> None:
@@ -141,6 +135,20 @@ def refuse_other_weights(config: dict[str, Any], field: str) -> None:
     for key, what in {"quantization_config": "no quantised weights", "auto_map": "no code of its own"}.items():
         if config.get(key):
             raise InvalidInput(f"{field}.{key}", config[key], f"{what}; only plain weights of a known family run")
+
+
+def _keys_not_run(config: dict[str, Any], field: str, family: Family) -> Iterator[InvalidInput]:
+    """Yield an error for each key that no family has, and for each switch that is on without it."""
+    for key in sorted(ON & config.keys()):
+        if config[key] is not True:
+            yield InvalidInput(f"{field}.{key}", config[key], "true, or no value: transformers and vLLM obey it")
+    known = READ | HARMLESS | GENERATION | ON | family.keys
+    if config.get("use_sliding_window") is False:
+        known |= {"sliding_window", "max_window_layers"}
+    for key in sorted(config.keys() - known):
+        if not is_off(config[key]) and not key.startswith(NOTES):
+            hint = f"no {family.name} has it; remove it if it changes nothing"
+            yield UnknownKey(f"{field}.{key}", config[key], hint)
 
 
 def _family(config: dict[str, Any], field: str, among: Mapping[str, Family], what: str) -> Family:

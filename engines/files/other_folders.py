@@ -5,6 +5,7 @@ from pathlib import Path
 from prefect_rlhf.files.model_folder import is_adapter
 
 MOST_FOLDERS = 3  # in a hint
+_SHARDS = "model-[0-9]*-of-[0-9]*.safetensors"
 
 
 def without_config(folder: Path) -> str:
@@ -32,6 +33,10 @@ def without_safetensors(folder: Path) -> str:
     if any(folder.glob("*.bin")):
         remedy = "if you trust them, load them with transformers, and save_pretrained writes safetensors"
         return f"; it has torch's own files (.bin), which may run code when they are read: {remedy}"
-    if any(folder.glob("*.safetensors")):
+    if any(folder.glob(_SHARDS)):
         return "; the download is not complete: run it again"
+    if others := sorted(file.name for file in folder.glob("*.safetensors")):  # Mistral's consolidated.safetensors
+        return (
+            f"; it has {others[0]}, which transformers does not read: take the model with model.safetensors or shards"
+        )
     return ""

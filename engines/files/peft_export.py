@@ -84,7 +84,11 @@ def merged(spec: ModelSpec, trained: Mapping[str, Tensor]) -> Iterator[tuple[str
 
 
 def _config(spec: ModelSpec, adapter: AdapterSpec) -> dict[str, Any]:
-    """Make adapter_config.json. The base has its name on the Hub, or its folder."""
+    """Make adapter_config.json. The base has its name on the Hub, or its folder.
+
+    A key of a later version, such as `use_rslora`, is written only if it is on: peft 0.7 to 0.10 fail at keys that they
+    do not know.
+    """
     whole_alpha = int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha
     return {
         "peft_type": "LORA",
@@ -93,13 +97,11 @@ def _config(spec: ModelSpec, adapter: AdapterSpec) -> dict[str, Any]:
         "revision": commit_of(spec.path),
         "r": adapter.rank,
         "lora_alpha": whole_alpha,
-        "use_rslora": adapter.rslora,
         "target_modules": list(adapter.matrices),
         "modules_to_save": [HEAD.removesuffix(".weight")] if spec.head == "scalar" else None,
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
-        "use_dora": False,
         "init_lora_weights": True,
         "inference_mode": True,
-    }
+    } | ({"use_rslora": True} if adapter.rslora else {})

@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from prefect_rlhf.engines.files.other_folders import without_safetensors
 from prefect_rlhf.errors.errors import InvalidInput, refusing
@@ -52,6 +52,9 @@ def stored_tensors(folder: Path, field: str, files: Collection[str] = ()) -> dic
         header, data_bytes = _read_header(file, field)
         for name, entry in header.items():
             tensors[name] = _stored_tensor(file, field, name, entry, data_bytes)
+        expected = "a safetensors file that its library opens"  # it refuses bytes of no tensor, as two downloads leave
+        with refusing(SafetensorError, field, file.name, expected), safe_open(file, framework="numpy"):
+            pass
     return tensors
 
 

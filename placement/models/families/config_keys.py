@@ -51,6 +51,8 @@ HARMLESS = frozenset(
     )
 )
 """Keys about tokens, labels, formats and the file's author."""
+ON = frozenset(("is_causal",))
+"""Switches that are on in a file without them: there, false or null changes the computation."""
 NOTES = ("_", "unsloth_")
 """Prefixes of keys that a library notes for itself."""
 GENERATION = frozenset(

@@ -129,6 +129,22 @@ BROKEN = {
         "the file, not a Git LFS pointer to it: run git lfs pull in ",
     ),
     "cut data": (lambda f: cut(f / "model.safetensors", 1000), "expected a whole file; it ends inside tensor"),
+    "more data than tensors": (
+        lambda f: (f / "model.safetensors").open("ab").write(b"\0" * 100),
+        "actor.path: got 'model.safetensors', expected a safetensors file that its library opens .*not fully covered",
+    ),
+    "Mistral's own file": (
+        lambda f: (f / "model.safetensors").rename(f / "consolidated.safetensors"),
+        "no file model.safetensors in .*; it has consolidated.safetensors, which transformers does not read: take the",
+    ),
+    "shards without their index": (
+        lambda f: (f / "model.safetensors").rename(f / "model-00001-of-00002.safetensors"),
+        "no file model.safetensors in .*; the download is not complete: run it again",
+    ),
+    "attention in both directions": (
+        lambda f: edit(f, is_causal=False),
+        "actor.config.json.is_causal: got False, expected true, or no value: transformers and vLLM obey it",
+    ),
     "header": (lambda f: (f / "model.safetensors").write_bytes(b"\x01" + b"\0" * 7 + b"{"), "its header is not JSON"),
     "index": (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "a JSON object with a weight_map"),
     "an index that is a Git LFS pointer": (

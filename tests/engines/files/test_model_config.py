@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from prefect_rlhf.engines.files.huggingface import read_model_spec, read_shape
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.placement.models.families import known as families
-from prefect_rlhf.placement.models.families.config_keys import GENERATION, HARMLESS, NOTES, READ, is_off
+from prefect_rlhf.placement.models.families.config_keys import GENERATION, HARMLESS, NOTES, ON, READ, is_off
 from prefect_rlhf.placement.models.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.models.model import ModelSpec
 from prefect_rlhf.placement.models.weights import parameters
@@ -100,6 +103,32 @@ def test_every_config_key_is_read_or_known_to_be_harmless(kind):
     ]
     own, common = ({field.name for field in dataclasses.fields(of)} for of in (config, PreTrainedConfig))
     assert own - common <= known
+
+
+@pytest.mark.parametrize("said", [False, True])
+def test_a_switch_that_is_on_unless_a_file_turns_it_off_is_obeyed_or_refused(said, tmp_path):
+    """Embedding models on Llama's and Qwen's layers have `is_causal: false`. transformers then masks nothing."""
+    config = SIZES | {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "is_causal": said}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)).eval()
+    tokens = torch.tensor([[5, 9, 17], [5, 9, 33]])
+    with torch.no_grad():
+        first, other = model(tokens).logits[:, 0]
+    assert torch.equal(first, other) is said
+    assert bool(read_shape("actor", written(tmp_path, config)).not_run) is not said
+    unclear = written(tmp_path, config | {"is_causal": None})  # vLLM takes it as false
+    assert read_shape("actor", unclear).not_run == "is_causal None"
+
+
+def test_every_switch_that_is_on_without_a_key_is_known():
+    """Of the code that all models of transformers and vLLM's classes of our families share."""
+    places = [find_spec("transformers").submodule_search_locations[0]] * 2
+    places += [find_spec("vllm").submodule_search_locations[0]]
+    patterns = ["masking_utils.py", "models/{}/modeling_*.py", "model_executor/models/{}.py"]
+    names = {family.model_type.removesuffix("_text") for family in families.RUN}
+    files = {Path(place, what.format(name)) for place, what in zip(places, patterns, strict=True) for name in names}
+    texts = [file.read_text() for each in files for file in each.parent.glob(each.name)]
+    found = {key for text in texts for key in re.findall(r'getattr\(\s*(?:self\.)?config,\s*"(\w+)",\s*True', text)}
+    assert found == ON
 
 
 ON_THE_HUB = {

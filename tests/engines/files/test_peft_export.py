@@ -34,7 +34,7 @@ def base(tmp_path_factory):
 
 def adapted(base, head="lm", dtype="float32", **more):
     spec = read_model_spec("actor", base, head, dtype=dtype, new_head=True)
-    return replace(spec, adapter=ADAPTER, **more)
+    return replace(spec, **{"adapter": ADAPTER, **more})
 
 
 def trained(spec):
@@ -107,6 +107,23 @@ def test_an_export_is_an_adapter_to_begin_with(base, tmp_path, head):
     found = read_adapter(replace(spec, adapter=None), tmp_path / "actor", {}, said.append)
     assert found == replace(ADAPTER, path=str(tmp_path / "actor"))
     assert said == []
+
+
+OF_PEFT_0_4 = {
+    *("auto_mapping", "base_model_name_or_path", "bias", "fan_in_fan_out", "inference_mode", "init_lora_weights"),
+    *("layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "modules_to_save", "peft_type", "r"),
+    *("revision", "target_modules", "task_type"),
+}
+"""Every key of its adapter_config.json. Versions 0.7 to 0.10 fail at a key that a later version added."""
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_an_adapters_settings_have_only_keys_that_every_peft_reads_unless_they_are_needed(base, tmp_path, rslora):
+    """0.4, 0.6, 0.7 and 0.8 were tried by hand."""
+    spec = adapted(base, adapter=replace(ADAPTER, rslora=rslora))
+    write_trained(tmp_path / "actor", spec, trained(spec).items(), base)
+    keys = json.loads((tmp_path / "actor" / "adapter_config.json").read_text()).keys()
+    assert keys - OF_PEFT_0_4 == ({"use_rslora"} if rslora else set())
 
 
 def test_an_export_has_the_models_own_chat_template_and_the_name_of_its_base(base, tmp_path):
