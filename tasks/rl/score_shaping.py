@@ -59,9 +59,9 @@ def weighted_rewards(named: Mapping[str, Tensor], settings: GRPO) -> tuple[Tenso
 
 
 def truncated_rows(rollout: Batch, max_new_tokens: int) -> Tensor:
-    """Return [B] float: 1.0 for a response that was cut off, from the key `truncated` if present.
+    """Return [B] float: 1.0 for a response that was cut off, from the key `truncated`, which a generate makes.
 
-    Without that key, a response of `max_new_tokens` tokens counts as cut off, even if its last token ends it.
+    In rows without that key, which a computation made, a response of `max_new_tokens` tokens counts as cut off.
     """
     if "truncated" in rollout:
         return rollout["truncated"].float()

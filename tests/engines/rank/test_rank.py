@@ -32,7 +32,7 @@ ACTOR = (Weights("actor", tuple(Parameter(name, shape) for name, shape in SHAPES
 LAYOUT = Layout(SHAPES, {name: {0: tuple((0, size) for size in shape)} for name, shape in SHAPES.items()})
 SHAPE = TransformerShape(8, 8, 1, 1, 1, 8, 64, 64, 1e4, 1e-5, True)
 SPEC = ModelSpec("actor", "/models/actor", "lm", SHAPE, dtype="float32")
-ROLLOUT = ("tokens", "prompt_length", "logprobs")
+ROLLOUT = ("tokens", "prompt_length", "logprobs", "truncated")
 
 
 class FakeEngine:
@@ -198,7 +198,7 @@ def engine_of(rank, instance):
 def test_generate_keeps_prompt_and_response(rank):
     """A row's tokens are its own prompt and response, wherever it stands in the batch."""
     report = generate(rank)
-    assert rank.store.keys(0) == (("generate", "tokens"), ("generate", "prompt_length"), ("generate", "logprobs"))
+    assert rank.store.keys(0) == tuple(("generate", key) for key in ROLLOUT)
     tokens = rank.store.get(0, "generate", "tokens", ROWS)
     assert [row.tolist() for row in tokens] == [[5] * 12, [1] * 4, [1] * 4]
     assert [int(row) for row in rank.store.get(0, "generate", "prompt_length", ROWS)] == [6, 2, 2]
