@@ -348,7 +348,7 @@ class Measurements(Generic[Bytes]):
     """The rows that are still kept."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     metric_rows: Mapping[str, int] = field(default_factory=dict)
-    """How many rows a metric is the mean of; a metric without an entry is a mean over tokens."""
+    """How many rows, answers or tokens a metric is the mean of; a metric without an entry is a mean over all tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)

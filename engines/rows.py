@@ -18,7 +18,8 @@ Column = Sequence["Tensor"]
 
 _KEYS_OF_CALLS = (
     *("tokens", "prompt_tokens", "prompt_length", "logprobs", "values", "scores"),
-    *("mask", "turn", "turn_rewards", "truncated"),  # of plays
+    *("mask", "turn", "turn_rewards"),  # of plays
+    "truncated",
 )
 
 

@@ -51,6 +51,17 @@ class RowParts:
             row_B=self.row_B[rows],
         )
 
+    def counted(self, output: Tensor) -> Tensor:
+        """Return a model's output with 0 at tokens that are not trained on.
+
+        No loss is a mean over these, but a KL of a tool's answer may overflow there, and 0 times the slope of an
+        infinite value is not a number. This keeps it from the gradient.
+        """
+        if output.shape[:2] != self.mask_BT.shape:
+            return output
+        is_left_out = self.mask_BT == 0
+        return output.masked_fill(is_left_out.view(*is_left_out.shape, *[1] * (output.dim() - 2)), 0.0)
+
     def unit(self, values: Tensor, name: str) -> int:
         """Return the unit of the values as an index into UNITS. Raises InvalidInput for any other shape."""
         num_rows = len(self.row_B)

@@ -33,8 +33,8 @@ class Loss(Protocol):
 
     Outputs come first, in the order that @loss names them: logprobs, values and entropy are [B, T], scores [B];
     `placement/models/outputs.py` has the shape of any other. Then comes `batch`: padded columns [B, T] or [B], and
-    `mask` [B, T], which is 1.0 at trained tokens. Padding is 0. Rows that belong together (a chosen and a rejected
-    answer) are adjacent.
+    `mask` [B, T], which is 1.0 at trained tokens. Padding is 0, and so are outputs at tokens with mask 0.0. Rows that
+    belong together (a chosen and a rejected answer) are adjacent.
     """
 
     def __call__(self, *outputs_and_batch: Tensor | Mapping[str, Tensor]) -> LossValues: ...

@@ -29,7 +29,7 @@ def pool_of(settings: PlaySettings) -> PlayPool:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """The columns of a call's rows by key, its metrics, and the rows of a metric that is a mean over rows."""
+    """The columns of a call's rows by key, its metrics, and how many rows, answers or tokens each is a mean over."""
 
     columns: Mapping[str, Sequence[Tensor]]
     metrics: Mapping[str, float]
@@ -55,11 +55,10 @@ def play_rows(
             pool_of(command.play).close()
         raise
     means = means_over_rows(said)
-    kept_mass = {} if said.kept_mass is None else {"kept_mass": said.kept_mass}
     return Played(
         columns_of(said),
-        {name: mean for name, (mean, _) in means.items()} | kept_mass,
-        {name: num_rows for name, (_, num_rows) in means.items()},
+        {name: mean for name, (mean, _) in means.items()},
+        {name: number for name, (_, number) in means.items()},
     )
 
 
@@ -117,8 +116,8 @@ def means_over_rows(said: Conversed) -> dict[str, tuple[float, int]]:
     """Return the mean, and the number of rows, of turns, tokens, failures and the plays' other numbers.
 
     A number that a play did not return does not count in its mean. `answer_seconds` is a mean over answers; it is left
-    out if there are no answers. Rows may have different numbers: of more than MOST_NAMES names only the first are kept,
-    and `play/names_left_out` counts the others.
+    out if there are no answers. `kept_mass` is a mean over the model's own tokens. Rows may have different numbers: of
+    more than MOST_NAMES names only the first are kept, and `play/names_left_out` counts the others.
     """
     ends = said.ends
     names = names_of(ends)
@@ -137,6 +136,8 @@ def means_over_rows(said: Conversed) -> dict[str, tuple[float, int]]:
     answers = sum(end.answers for end in ends)
     if answers:
         means["answer_seconds"] = sum(end.answer_seconds for end in ends) / answers, answers
+    if said.kept_mass is not None:  # else replicas would count by all tokens, an environment's too
+        means["kept_mass"] = said.kept_mass, sum(own)
     return means
 
 

@@ -30,19 +30,21 @@ def stopped_turns(
     ]
 
 
-def cut_share(
+def cut_rows(
     responses: Sequence[Sequence[int]], sampling: SamplingSettings, ends: Sequence[int], path: str
-) -> float | None:
-    """Return the share of responses that were cut at their token limit, before an end token or a stop string.
+) -> list[bool]:
+    """Return whether each response was cut at its token limit, before an end token or a stop string.
 
-    Returns None without responses, or if only its length can end a response. `ends` are the model's end tokens, `path`
-    its folder.
+    A response whose last permitted token ends it is not cut. `ends` are the model's end tokens, `path` its folder.
     """
-    if not responses or not (sampling.stop_at_eos or sampling.stop):
-        return None
     at_most = [sampling.max_new_tokens] * len(responses)
     ended = stopped_turns(responses, at_most, sampling, ends, stop_strings(sampling.stop, path))
-    return ended.count(False) / len(responses)
+    return [not found for found in ended]
+
+
+def can_end(sampling: SamplingSettings) -> bool:
+    """Whether anything but its length can end a response."""
+    return sampling.stop_at_eos or bool(sampling.stop)
 
 
 def check_lengths(prompts: Sequence[Sequence[int]], sampling: SamplingSettings, max_length: int) -> None:

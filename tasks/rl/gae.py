@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def gae(rewards: Batch, values: Batch, rollout: Batch | None = None, *, settings: PPO) -> Computed:
     """Estimate generalised advantages (Schulman et al. 2015, equation 16) from `rewards` and `values`.
 
-    If an input has a `mask`, only tokens with mask 1.0 count: the next value is the next such token's. All other tokens
-    have advantage 0. If the rewards come with `row_weights`, a row with weight 0.0 has advantage 0 and counts in no
-    mean.
+    The value after a response is 0, also after a response that was cut: to be cut counts as an end. If an input has a
+    `mask`, only tokens with mask 1.0 count: the next value is the next such token's. All other tokens have advantage 0.
+    If the rewards come with `row_weights`, a row with weight 0.0 has advantage 0 and counts in no mean.
     """
     mask_BT, values_BT = own_tokens("rewards", rewards, values, rollout), values["values"].float()
     weights_B = row_weights(rewards, mask_BT)

@@ -60,26 +60,36 @@ def unscored(scores_B: Tensor) -> float:
     return 1 - float(scores_B.isfinite().float().mean())
 
 
+def within(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Return the values at tokens of the mask, and 0 at all others, whatever they have there: 0 times infinity is NaN.
+
+    >>> import torch
+    >>> within(torch.tensor([2.0, float("inf")]), torch.tensor([1.0, 0.0]))
+    tensor([2., 0.])
+    """
+    return values_BT.masked_fill(mask_BT == 0, 0.0) * mask_BT
+
+
 def masked_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """Return the mean over all tokens of the mask; 0 if it has none."""
-    return (values_BT * mask_BT).sum() / mask_BT.sum().clamp(min=1)
+    return within(values_BT, mask_BT).sum() / mask_BT.sum().clamp(min=1)
 
 
 def masked_variance(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """Return the unbiased variance over all tokens; 0 with fewer than two."""
-    deviation_BT = (values_BT - masked_mean(values_BT, mask_BT)) * mask_BT
+    deviation_BT = within(values_BT - masked_mean(values_BT, mask_BT), mask_BT)
     return deviation_BT.square().sum() / (mask_BT.sum() - 1).clamp(min=1)
 
 
 def whiten(values_BT: Tensor, mask_BT: Tensor, eps: float = 1e-8) -> Tensor:
     """Shift and scale to mean 0 and variance 1 over all tokens of the mask; other positions become 0."""
-    centred_BT = values_BT - masked_mean(values_BT, mask_BT)
-    return centred_BT * (masked_variance(values_BT, mask_BT) + eps).rsqrt() * mask_BT
+    centred_BT = within(values_BT - masked_mean(values_BT, mask_BT), mask_BT)
+    return centred_BT * (masked_variance(values_BT, mask_BT) + eps).rsqrt()
 
 
 def row_sums(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """Return [B]: each row's sum over its tokens of the mask."""
-    return (values_BT * mask_BT).sum(1)
+    return within(values_BT, mask_BT).sum(1)
 
 
 def row_means(values_BT: Tensor, mask_BT: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from prefect_rlhf.tasks.rl.masked import (
     response_mask,
     row_sums,
     unscored,
+    within,
 )
 from prefect_rlhf.tasks.rl.settings.online import PPO, ReMax
 from prefect_rlhf.tasks.settings import Settings
@@ -86,7 +87,7 @@ def kl_penalised_rewards(
     state = state or RewardState(settings.kl.coefficient)
     mask_BT = own_tokens("logprobs", policy, reference, scores, rollout)
     logprobs_BT, scores_B = policy["logprobs"], scores["scores"].float()
-    kl_BT = kl_estimate(logprobs_BT, reference["logprobs"], settings.kl.estimator) * mask_BT
+    kl_BT = within(kl_estimate(logprobs_BT, reference["logprobs"], settings.kl.estimator), mask_BT)
     scored_B = scores_B.isfinite()
     state = replace(state, scores=state.scores.with_batch(scores_B[scored_B]))
     shaped_B = shape_scores(scores_B, state.scores, settings).where(scored_B, scores_B.new_zeros(()))

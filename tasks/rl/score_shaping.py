@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.rl.kl import kl_estimate
+from prefect_rlhf.tasks.rl.masked import within
 from prefect_rlhf.tasks.rl.settings.online import GRPO
 from prefect_rlhf.tasks.rl.settings.policy import KLTerm
 
@@ -28,7 +29,7 @@ def kl_penalties(policy: Batch, reference: Batch | None, mask_BT: Tensor, kl: KL
     if reference is None:
         expected = "the reference's logprobs as the third input, because kl is in the reward"
         raise InvalidInput("inputs of grpo_advantages", "no reference", expected)
-    return kl.coefficient * kl_estimate(policy["logprobs"], reference["logprobs"], kl.estimator) * mask_BT
+    return kl.coefficient * within(kl_estimate(policy["logprobs"], reference["logprobs"], kl.estimator), mask_BT)
 
 
 def named_rewards(scores: Batch) -> dict[str, Tensor]:
@@ -59,9 +60,9 @@ def weighted_rewards(named: Mapping[str, Tensor], settings: GRPO) -> tuple[Tenso
 
 
 def truncated_rows(rollout: Batch, max_new_tokens: int) -> Tensor:
-    """Return [B] float: 1.0 for a response that was cut off, from the key `truncated` if present.
+    """Return [B] float: 1.0 for a response that was cut off, from the key `truncated`, which a generate makes.
 
-    Without that key, a response of `max_new_tokens` tokens counts as cut off, even if its last token ends it.
+    In rows without that key, which a computation made, a response of `max_new_tokens` tokens counts as cut off.
     """
     if "truncated" in rollout:
         return rollout["truncated"].float()

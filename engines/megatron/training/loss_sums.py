@@ -44,8 +44,9 @@ class TermRows:
     def sums(self, outputs: Sequence[Tensor], rows: Tensor) -> tuple[int, dict[SumKey, Tensor]]:
         """Return the unit of the loss's values, and the sums of loss and metrics over a micro-batch's rows."""
         assert self.parts is not None  # the last stage has the columns of all its rows
-        found = self.term.loss(*outputs, {key: column[rows] for key, column in self.columns.items()})
         parts = self.parts.of(rows)
+        columns = {key: column[rows] for key, column in self.columns.items()}
+        found = self.term.loss(*map(parts.counted, outputs), columns)
         unit, total = parts.loss_sum(found.values)
         sums = {(self.number, unit, LOSS): total}
         for name, values in found.metrics.items():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prefect_rlhf.engines.commands import CallCommand
+from prefect_rlhf.engines.commands import CallCommand, RankReport
 from prefect_rlhf.engines.engine import Conversed, PlayEnd
 from prefect_rlhf.engines.rank.playing import answer_tokens, means_over_rows, plain_rows
 from prefect_rlhf.placement.graph import Call, Operation, Port
@@ -10,6 +10,7 @@ from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.rows.tokenizers import Tokenizers
 from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
 from prefect_rlhf.tasks.play import Play
+from prefect_rlhf.tasks.running.outcome import mean_metrics
 from tests.tasks.small_tokenizer import save_bpe_tokenizer, save_small_tokenizer
 
 pytestmark = pytest.mark.quick
@@ -29,6 +30,26 @@ def test_without_answers_the_seconds_of_an_answer_are_unknown():
 def test_the_seconds_of_an_answer_are_a_mean_over_answers():
     ends = PlayEnd(0, 1.0, (0.0,) * 2, answers=1, answer_seconds=0.5), PlayEnd(1, 1.0, (0.0,) * 4, answers=3)
     assert means(*ends)["answer_seconds"] == (0.125, 4)
+
+
+def test_the_kept_mass_of_replicas_is_a_mean_over_the_models_own_tokens():
+    """An environment's long answers, in one replica's rows alone, give that replica no more weight."""
+    of_replicas = []
+    for mass, observed in ((1.0, 96), (0.5, 0)):
+        row = [[1] * (4 + observed)]
+        mask, end = [[1] * 4 + [0] * observed], (PlayEnd(0, 1.0, (0.0,)),)
+        said = Conversed(prompts=row, tokens=row, logprobs=row, mask=mask, turns=row, ends=end, kept_mass=mass)
+        found = means_over_rows(said)
+        of_replicas.append(
+            RankReport(
+                seconds=1.0,
+                num_tokens=len(row[0]),
+                metrics={name: mean for name, (mean, _) in found.items()},
+                metric_rows={name: number for name, (_, number) in found.items()},
+                **dict.fromkeys(("fingerprint_seconds", "device_bytes", "resident_bytes", "store_bytes"), 0),
+            )
+        )
+    assert mean_metrics(of_replicas)["kept_mass"] == 0.75
 
 
 def test_a_call_has_a_limited_number_of_names_and_says_how_many_it_leaves_out():

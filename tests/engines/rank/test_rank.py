@@ -32,7 +32,7 @@ ACTOR = (Weights("actor", tuple(Parameter(name, shape) for name, shape in SHAPES
 LAYOUT = Layout(SHAPES, {name: {0: tuple((0, size) for size in shape)} for name, shape in SHAPES.items()})
 SHAPE = TransformerShape(8, 8, 1, 1, 1, 8, 64, 64, 1e4, 1e-5, True)
 SPEC = ModelSpec("actor", "/models/actor", "lm", SHAPE, dtype="float32")
-ROLLOUT = ("tokens", "prompt_length", "logprobs")
+ROLLOUT = ("tokens", "prompt_length", "logprobs", "truncated")
 
 
 class FakeEngine:
@@ -198,7 +198,7 @@ def engine_of(rank, instance):
 def test_generate_keeps_prompt_and_response(rank):
     """A row's tokens are its own prompt and response, wherever it stands in the batch."""
     report = generate(rank)
-    assert rank.store.keys(0) == (("generate", "tokens"), ("generate", "prompt_length"), ("generate", "logprobs"))
+    assert rank.store.keys(0) == tuple(("generate", key) for key in ROLLOUT)
     tokens = rank.store.get(0, "generate", "tokens", ROWS)
     assert [row.tolist() for row in tokens] == [[5] * 12, [1] * 4, [1] * 4]
     assert [int(row) for row in rank.store.get(0, "generate", "prompt_length", ROWS)] == [6, 2, 2]
@@ -271,7 +271,7 @@ def test_a_rank_without_rows_takes_part(rank):
 def test_rows_are_freed_after_the_command_that_uses_them_last(rank):
     """A command uses what it frees; what it makes and nobody here uses is never kept; others stay."""
     generate(rank, frees=(("generate", "logprobs"),))
-    assert rank.store.keys(0) == (("generate", "tokens"), ("generate", "prompt_length"))
+    assert rank.store.keys(0) == tuple(("generate", key) for key in ROLLOUT if key != "logprobs")
     generate(rank, step=1)
     last = {"reads": 0, "output": "values", "frees": tuple(("generate", key) for key in ROLLOUT)}
     report = rank.inference(command(VALUES, TRAINED, **last))

@@ -43,7 +43,7 @@ TRAINED = ModelInstance("actor", "megatron", MESH, Strategy(tp=2))
 SAMPLER = ModelInstance("actor", "vllm", MESH, Strategy(dp=2))
 REPLICAS = {0: (0, 1, 2), 1: (3, 4, 5)}
 ALL = tuple(range(6))
-ROLLOUT = ("tokens", "prompt_length", "logprobs")
+ROLLOUT = ("tokens", "prompt_length", "logprobs", "truncated")
 
 
 class TamperedRank(Rank):

@@ -29,7 +29,7 @@ def loss_sums(operator: Operator, output: Tensor, batch: Mapping[str, Tensor], a
         mask = mask * batch["row_weights"][:, None]
     seen = Columns({**batch, "mask": mask})
     parts = row_parts(term.mean_over, seen, operator.rows_per_item)
-    made = operator.function(output, seen, algo)
+    made = operator.function(parts.counted(output), seen, algo)
     unit, total = parts.loss_sum(made.values)
     metrics = {name: parts.metric_sum(name, values)[1] for name, values in made.metrics.items()}
     return LossSums(total, parts.weights()[unit].to(total.dtype), metrics)

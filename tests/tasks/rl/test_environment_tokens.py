@@ -12,14 +12,15 @@ pytestmark = pytest.mark.quick
 OF_TOKENS = [case for case in every_loss() if case.values[0] is not bradley_terry]  # which reads a score of each row
 
 
-def wider(column_BT, places_BT, width):
+def wider(column_BT, places_BT, width, size, random):
     """Put each row's tokens at ascending places of longer rows; random numbers are at the other places."""
-    junk = 3 * torch.randn(len(column_BT), width, dtype=column_BT.dtype, generator=torch.Generator().manual_seed(5))
+    junk = size * torch.randn(len(column_BT), width, dtype=column_BT.dtype, generator=random)
     return junk.scatter(1, places_BT, column_BT)
 
 
+@pytest.mark.parametrize("size", [3, 3000])  # exp(3000) is infinite, and 0 times its slope not a number
 @pytest.mark.parametrize(("operator", "algo", "output", "batch"), OF_TOKENS)
-def test_environment_tokens_change_no_loss_and_no_gradient(operator, algo, output, batch):
+def test_environment_tokens_change_no_loss_and_no_gradient(operator, algo, output, batch, size):
     num_rows, length = output.shape
     width = 2 * length + 1
     random = torch.Generator().manual_seed(3)
@@ -28,9 +29,10 @@ def test_environment_tokens_change_no_loss_and_no_gradient(operator, algo, outpu
     expected = loss_sums(operator, alone, batch, algo, **units_of(operator))
     expected.total.backward()
 
-    among = wider(output.detach().double(), places_BT, width).requires_grad_()
+    among = wider(output.detach().double(), places_BT, width, size, random).requires_grad_()
     columns = {
-        key: wider(each, places_BT, width) if each.shape == output.shape else each for key, each in batch.items()
+        key: wider(each, places_BT, width, size, random) if each.shape == output.shape else each
+        for key, each in batch.items()
     }
     columns["mask"] = torch.zeros(num_rows, width).double().scatter(1, places_BT, batch["mask"])
     found = loss_sums(operator, among, columns, algo, **units_of(operator))

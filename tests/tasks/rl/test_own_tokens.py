@@ -35,8 +35,8 @@ class Rows:
         self.random, self.cut = torch.Generator().manual_seed(seed), cut
 
     def tokens(self, key):
-        """A batch with a number per token, and the mask unless the other tokens are cut out."""
-        columns = [torch.randn(len(mask), generator=self.random) for mask in self.masks]
+        """A batch with a number per token; the other tokens have numbers whose exponentials are infinite."""
+        columns = [torch.randn(len(mask), generator=self.random) * (1000 - 999 * mask) for mask in self.masks]
         if self.cut:
             columns = [column[mask > 0] for column, mask in zip(columns, self.masks, strict=True)]
         return Batch({key: columns}, torch.arange(len(self.masks)) // 2)
@@ -71,6 +71,9 @@ COMPUTATIONS = {
     "kl_penalised_rewards of recomputed log-probabilities": lambda rows: kl_penalised_rewards.function(
         rows.tokens("logprobs"), rows.tokens("logprobs"), rows.numbers("scores"), rows.rollout(), settings=ALGO
     ),
+    "kl_penalised_rewards with k3": lambda rows: kl_penalised_rewards.function(
+        rows.masked("logprobs"), rows.tokens("logprobs"), rows.numbers("scores"), settings=PPO(kl={"estimator": "k3"})
+    ),
     "kl_penalised_costs": lambda rows: kl_penalised_costs.function(
         rows.masked("logprobs"), rows.tokens("logprobs"), rows.numbers("scores"), settings=SafeRLHF()
     ),
@@ -86,6 +89,12 @@ COMPUTATIONS = {
         rows.numbers("scores"),
         rows.tokens("logprobs"),
         settings=GRPO(kl=KLTerm(coefficient=0.5, place="reward"), advantage="reinforce_plus_plus"),
+    ),
+    "grpo_advantages with k3": lambda rows: grpo_advantages.function(
+        rows.masked("logprobs"),
+        rows.numbers("scores"),
+        rows.tokens("logprobs"),
+        settings=GRPO(kl=KLTerm(coefficient=0.5, place="reward")),
     ),
     "token_loss": lambda rows: token_loss.function(rows.masked("logprobs"), rows.tokens("logprobs"), settings=PPO()),
     "preference_accuracy": lambda rows: preference_accuracy.function(

@@ -23,7 +23,7 @@ def test_the_penalty_equals_trls(length, limit, share):
     assert float(made) == pytest.approx(trl.soft_overlong_punishment(length, limit, buffer), abs=1e-12)
 
 
-def test_a_response_of_maximum_length_counts_as_cut_by_default():
+def test_rows_of_a_computation_count_as_cut_at_maximum_length_and_rows_of_a_generate_as_it_says():
     rows = {"logprobs": [torch.zeros(2), torch.zeros(3)]}
     assert truncated_rows(Batch(rows), 3).tolist() == [0, 1]
     said = rows | {"truncated": [torch.tensor(True), torch.tensor(False)]}
