@@ -38,7 +38,7 @@ from prefect_rlhf.engines.rank.model_scores import within_bound
 from prefect_rlhf.engines.rank.playing import play_rows
 from prefect_rlhf.engines.rank.store import RowStore
 from prefect_rlhf.engines.rows import unpad
-from prefect_rlhf.engines.sampling.response_end import cut_share, ends_of
+from prefect_rlhf.engines.sampling.response_end import cut_rows, ends_of
 from prefect_rlhf.engines.sampling.seeds import row_seeds
 from prefect_rlhf.engines.weights.followed_weights import average
 from prefect_rlhf.engines.weights.memory import (
@@ -216,9 +216,10 @@ class Rank:
         return methods[command.call.kind](command)
 
     def generate(self, command: CallCommand) -> RankReport:
-        """Continue this replica's prompts. Keeps `tokens`, `prompt_length` and `logprobs` of its rows.
+        """Continue this replica's prompts. Keeps `tokens`, `prompt_length`, `logprobs` and `truncated` of its rows.
 
-        Metrics: `kept_mass` (see Generated) and `truncated` (see `cut_share`). With a play, see `play_rows`.
+        Metrics: `kept_mass` (see Generated) and `truncated`, the share of rows that were cut, unless only its length
+        can end a response. With a play, see `play_rows`.
         """
         began, model = time.perf_counter(), self._model_of(command)
         assert command.sampling is not None  # a generate command has it
@@ -231,19 +232,20 @@ class Rank:
         self._keep(command, "tokens", tokens)
         self._keep(command, "prompt_length", [torch.tensor(len(prompt)) for prompt in prompts])
         self._keep(command, "logprobs", [torch.tensor(row, dtype=torch.float32) for row in generated.logprobs])
+        cut = cut_rows(generated.tokens, command.sampling, ends_of(model.command), model.command.model.path)
+        self._keep(command, "truncated", [torch.tensor(each, dtype=torch.uint8) for each in cut])
         report = self._report(began, model, command=command)
         num_tokens = sum(map(len, generated.tokens))
-        cut = cut_share(generated.tokens, command.sampling, ends_of(model.command), model.command.model.path)
         metrics = {} if generated.kept_mass is None else {"kept_mass": generated.kept_mass}
-        if cut is not None:
-            report = replace(report, metric_rows={"truncated": len(tokens)})
-            metrics |= {"truncated": cut}
+        if cut and (command.sampling.stop_at_eos or command.sampling.stop):
+            report = replace(report, metric_rows={"truncated": len(cut)})
+            metrics |= {"truncated": cut.count(True) / len(cut)}
         return replace(report, num_tokens=num_tokens, row_lengths=tuple(map(len, tokens)), metrics=metrics)
 
     def _play(
         self, command: CallCommand, model: LoadedModel, prompts: Sequence[Sequence[int]], began: float
     ) -> RankReport:
-        """Play this replica's rows. Keeps further keys: `mask`, `turn`, `turn_rewards`, `scores` and `truncated`."""
+        """Play this replica's rows. Keeps further keys: `mask`, `turn`, `turn_rewards` and `scores`."""
         played = play_rows(command, cast(PlayingEngine, model.engine), prompts, self._datasets)
         for key, rows in played.columns.items():
             self._keep(command, key, rows)

@@ -30,19 +30,16 @@ def stopped_turns(
     ]
 
 
-def cut_share(
+def cut_rows(
     responses: Sequence[Sequence[int]], sampling: SamplingSettings, ends: Sequence[int], path: str
-) -> float | None:
-    """Return the share of responses that were cut at their token limit, before an end token or a stop string.
+) -> list[bool]:
+    """Return whether each response was cut at its token limit, before an end token or a stop string.
 
-    Returns None without responses, or if only its length can end a response. `ends` are the model's end tokens, `path`
-    its folder.
+    `ends` are the model's end tokens, `path` its folder. If only its length can end a response, all were cut.
     """
-    if not responses or not (sampling.stop_at_eos or sampling.stop):
-        return None
     at_most = [sampling.max_new_tokens] * len(responses)
     ended = stopped_turns(responses, at_most, sampling, ends, stop_strings(sampling.stop, path))
-    return ended.count(False) / len(responses)
+    return [not each for each in ended]
 
 
 def check_lengths(prompts: Sequence[Sequence[int]], sampling: SamplingSettings, max_length: int) -> None:

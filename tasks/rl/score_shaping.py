@@ -59,9 +59,10 @@ def weighted_rewards(named: Mapping[str, Tensor], settings: GRPO) -> tuple[Tenso
 
 
 def truncated_rows(rollout: Batch, max_new_tokens: int) -> Tensor:
-    """Return [B] float: 1.0 for a response that was cut off, from the key `truncated` if present.
+    """Return [B] float: 1.0 for a response that was cut off, from the key `truncated` that `generate` makes.
 
-    Without that key, a response of `max_new_tokens` tokens counts as cut off, even if its last token ends it.
+    In rows of a computation without that key, a response of `max_new_tokens` tokens counts as cut off, even if its last
+    token ends it.
     """
     if "truncated" in rollout:
         return rollout["truncated"].float()

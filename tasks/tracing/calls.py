@@ -36,8 +36,8 @@ from prefect_rlhf.tasks.tracing.terms import LossOn, Terms
 from prefect_rlhf.tasks.tracing.trace import RowsHandle, Trace, check_not_chosen, current_trace, origin_of
 
 TOKEN_KEYS = ("tokens", "prompt_length")
-GENERATED_KEYS = (*TOKEN_KEYS, "logprobs")
-PLAYED_KEYS = (*GENERATED_KEYS, "mask", "turn", "turn_rewards", "scores", "truncated")
+GENERATED_KEYS = (*TOKEN_KEYS, "logprobs", "truncated")
+PLAYED_KEYS = (*GENERATED_KEYS, "mask", "turn", "turn_rewards", "scores")
 GROUP_KEYS = ("group_tokens", "group_rows")
 
 
@@ -57,13 +57,14 @@ def generate(
 ) -> RowsHandle:
     """Generate `samples` responses to each prompt; the result has a row for each response.
 
-    Its keys are `tokens`, `prompt_length` and `logprobs`, the log-probabilities under the policy that generated them.
+    Its keys are `tokens`, `prompt_length`, `logprobs`, the log-probabilities under the policy that generated them, and
+    `truncated` [B]: 1 if the response was cut at its longest length, before an end token or a stop string.
     Each step takes `batch_size` prompts from the dataset (None takes all, as an evaluation needs). Instead of a
     dataset, you can pass rows with `prompt_tokens` that a computation made.
 
     With `play`, a Play parameter, each row is a conversation between the model and your coroutine. That adds `mask` [B,
-    T] (1 at tokens that the model wrote), `turn` [B, T] (counted from 0), `turn_rewards` [B, K], `scores` [B] (their
-    sum; NaN if the play failed) and `truncated` [B] (1 if the row ran out of tokens or turns).
+    T] (1 at tokens that the model wrote), `turn` [B, T] (counted from 0), `turn_rewards` [B, K] and `scores` [B] (their
+    sum; NaN if the play failed). There `truncated` is 1 if the row ran out of tokens or turns.
 
     With `staleness`, this call and every other call before a train_step use weights that are this many steps old. All
     generate calls in a body need the same staleness, except evaluations, which always use the newest weights.

@@ -23,7 +23,8 @@ from tests.tasks.small_tokenizer import WORDS
 FILE = Path(__file__).with_name("trl_training.json")
 OPTIMIZER = {
     "learning_rate": 3e-3, "weight_decay": 0.1, "adam_beta2": 0.95, "adam_epsilon": 1e-5, "max_grad_norm": 20.0,
-    "lr_scheduler_type": "linear", "max_steps": 3, "per_device_train_batch_size": 4, "bf16": False, "save_strategy": "no",
+    "lr_scheduler_type": "linear", "max_steps": 3, "per_device_train_batch_size": 4, "bf16": False,
+    "save_strategy": "no",
 }  # fmt: skip
 HALVES = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
 ONLINE = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6}
@@ -50,7 +51,10 @@ CASES = {
     "dr_grpo": ("grpo", "qwen3", {**QUARTERS, "loss_type": "dr_grpo", "scale_rewards": "none"}),
     "gspo": (
         "grpo", "qwen3",
-        {**TWO_STEPS, "loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.01, "epsilon_high": 0.02},
+        {
+            **TWO_STEPS, "loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.01,
+            "epsilon_high": 0.02,
+        },
     ),
     "cispo": ("grpo", "qwen3", {**TWICE, "loss_type": "cispo", "epsilon_high": 1.02}),
     "grpo, cut ones masked": ("grpo", "qwen3", {"loss_type": "dapo", "mask_truncated_completions": True}),
@@ -148,7 +152,7 @@ def trained(trainer: str, family: str, stated: dict) -> dict:
     kept = type(kind.__name__, (Kept, kind), {"losses": [], "generated": 0})
     run = kept(model=model, args=args, train_dataset=data, processing_class=tokenizer, callbacks=[log], **given)
     run.train()
-    each = args.gradient_accumulation_steps
+    each, after = args.gradient_accumulation_steps, model.state_dict()
     return {
         "trainer": trainer,
         "family": family,
@@ -156,7 +160,7 @@ def trained(trainer: str, family: str, stated: dict) -> dict:
         "loss": [sum(run.losses[at : at + each]) for at in range(0, len(run.losses), each)],
         "grad_norm": [float(step["grad_norm"]) for step in log.steps],
         "learning_rate": [step["learning_rate"] for step in log.steps],
-        "changes": {name: round(change(name, before[name], values.detach()), 9) for name, values in model.named_parameters()},
+        "changes": {name: round(change(name, values, after[name]), 9) for name, values in before.items()},
     }
 
 

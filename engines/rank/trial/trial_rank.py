@@ -76,6 +76,7 @@ class TrialRank(Rank):
         self._keep(command, "tokens", tokens)
         self._keep(command, "prompt_length", [torch.tensor(len(prompt)) for prompt in prompts])
         self._keep(command, "logprobs", made_up("logprobs", lengths))
+        self._keep(command, "truncated", [torch.tensor(0, dtype=torch.uint8) for _ in lengths])
         if command.play is not None:
             for key, rows in made_up_play(lengths).items():
                 self._keep(command, key, rows)
@@ -154,7 +155,6 @@ def made_up_play(lengths: Sequence[int]) -> dict[str, list[Tensor]]:
         "turn": [torch.zeros(length, dtype=torch.int16) for length in lengths],
         "turn_rewards": [score[None] for score in scores],
         "scores": scores,
-        "truncated": [torch.tensor(0, dtype=torch.uint8) for _ in lengths],
     }
 
 

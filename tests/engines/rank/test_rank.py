@@ -198,7 +198,8 @@ def engine_of(rank, instance):
 def test_generate_keeps_prompt_and_response(rank):
     """A row's tokens are its own prompt and response, wherever it stands in the batch."""
     report = generate(rank)
-    assert rank.store.keys(0) == (("generate", "tokens"), ("generate", "prompt_length"), ("generate", "logprobs"))
+    keys = ("tokens", "prompt_length", "logprobs", "truncated")
+    assert rank.store.keys(0) == tuple(("generate", key) for key in keys)
     tokens = rank.store.get(0, "generate", "tokens", ROWS)
     assert [row.tolist() for row in tokens] == [[5] * 12, [1] * 4, [1] * 4]
     assert [int(row) for row in rank.store.get(0, "generate", "prompt_length", ROWS)] == [6, 2, 2]
@@ -270,9 +271,10 @@ def test_a_rank_without_rows_takes_part(rank):
 
 def test_rows_are_freed_after_the_command_that_uses_them_last(rank):
     """A command uses what it frees; what it makes and nobody here uses is never kept; others stay."""
-    generate(rank, frees=(("generate", "logprobs"),))
+    unused = (("generate", "logprobs"), ("generate", "truncated"))
+    generate(rank, frees=unused)
     assert rank.store.keys(0) == (("generate", "tokens"), ("generate", "prompt_length"))
-    generate(rank, step=1)
+    generate(rank, step=1, frees=unused[1:])
     last = {"reads": 0, "output": "values", "frees": tuple(("generate", key) for key in ROLLOUT)}
     report = rank.inference(command(VALUES, TRAINED, **last))
     assert rank.store.keys(0) == (("infer", "values"),)

@@ -1,9 +1,9 @@
-"""How many responses were cut: those that came to their most tokens before anything ended them."""
+"""Which responses were cut: those that came to their most tokens before anything ended them."""
 
 import pytest
 
 from prefect_rlhf.engines.engine import SamplingSettings
-from prefect_rlhf.engines.sampling.response_end import cut_share
+from prefect_rlhf.engines.sampling.response_end import cut_rows
 from tests.tasks.small_tokenizer import ids, save_small_tokenizer
 
 END = 9
@@ -17,17 +17,16 @@ def folder(tmp_path_factory):
 
 
 def test_a_response_that_its_last_token_ends_is_not_cut(folder):
-    assert cut_share([SHORT, LAST, CUT, [5, END]], SamplingSettings(3), [END], folder) == 0.25
-    assert cut_share([LAST], SamplingSettings(3), [END], folder) == 0
-    assert cut_share([CUT, CUT], SamplingSettings(3), [END], folder) == 1
+    """Also at its most tokens."""
+    assert cut_rows([SHORT, LAST, CUT, [5, END]], SamplingSettings(3), [END], folder) == [False, False, True, False]
+    assert cut_rows([], SamplingSettings(3), [END], folder) == []
 
 
 def test_a_stop_string_ends_a_response(folder):
     sampling = SamplingSettings(2, stop_at_eos=False, stop=("film",))
-    assert cut_share([ids("a film"), ids("film a")], sampling, [END], folder) == 0
-    assert cut_share([ids("a film"), ids("is a")], sampling, [END], folder) == 0.5
+    assert cut_rows([ids("a film"), ids("film a")], sampling, [END], folder) == [False, False]
+    assert cut_rows([ids("a film"), ids("is a")], sampling, [END], folder) == [False, True]
 
 
-def test_responses_that_only_their_length_ends_are_not_cut(folder):
-    assert cut_share([CUT], SamplingSettings(3, stop_at_eos=False), [END], folder) is None
-    assert cut_share([], SamplingSettings(3), [END], folder) is None
+def test_responses_that_only_their_length_ends_were_all_cut(folder):
+    assert cut_rows([CUT, LAST], SamplingSettings(3, stop_at_eos=False), [END], folder) == [True, True]

@@ -84,7 +84,7 @@ def test_kept_rows_have_the_first_inputs_keys_and_wait_for_the_selection():
     assert (train.num_rows, train.span, train.row_count) == (12, 24, RowCount(12, 8))
     assert graph.reads_of("actor_train") == {
         "keeps_all": (),
-        "actor_generate": ("tokens", "prompt_length", "logprobs"),
+        "actor_generate": ("tokens", "prompt_length", "logprobs", "truncated"),
         "reward_inference": ("scores",),
     }
 
