@@ -373,6 +373,12 @@ GENERATION: tuple[Rule, ...] = (
         by=lambda job: "scalar" if job["reward_model_name_or_path"] and not job["reward_funcs"] else None,
     ),
     Rule(
+        "reward.dtype",
+        "| reward_model_name_or_path reward_funcs bf16 fp16 dtype torch_dtype",
+        "TRL's reward model has the policy's",
+        by=lambda job: _dtype(job) if job["reward_model_name_or_path"] and not job["reward_funcs"] else None,
+    ),
+    Rule(
         "tracking.samples",
         "log_completions num_completions_to_print | report_to",
         by=lambda job: job["num_completions_to_print"] if job["log_completions"] else None,
