@@ -38,6 +38,9 @@ CASES = {
     "dpo": ("dpo", "qwen3", HALVES),
     "dpo, ipo": ("dpo", "llama", {"loss_type": "ipo", "beta": 0.2}),
     "dpo, robust": ("dpo", "qwen3", {"loss_type": "robust", "label_smoothing": 0.1}),
+    "dpo, a reference that follows": (
+        "dpo", "qwen3", {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.7},
+    ),
     "kto": ("kto", "qwen3", {"beta": 0.3, "desirable_weight": 1.5, "undesirable_weight": 0.7}),
     "reward": ("reward", "qwen3", {**HALVES, "center_rewards_coefficient": 0.05}),
     "grpo, dapo": ("grpo", "qwen3", {**QUARTERS, "loss_type": "dapo"}),
