@@ -17,9 +17,8 @@ Column = Sequence["Tensor"]
 """A tensor per row: 0-d (a score), 1-d (tokens), or 2-d, [tokens, width] (a vector per token)."""
 
 _KEYS_OF_CALLS = (
-    *("tokens", "prompt_tokens", "prompt_length", "logprobs", "values", "scores"),
+    *("tokens", "prompt_tokens", "prompt_length", "logprobs", "truncated", "values", "scores"),
     *("mask", "turn", "turn_rewards"),  # of plays
-    "truncated",
 )
 
 

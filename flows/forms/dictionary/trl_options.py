@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import Any
 
 from prefect_rlhf.flows.forms.dictionary.dialect import Dialect, Refusal, keys, known
 from prefect_rlhf.flows.forms.dictionary.job import Job
-from prefect_rlhf.flows.forms.dictionary.rule import Rule, Unused, only
+from prefect_rlhf.flows.forms.dictionary.rule import Rule, Untranslatable, Unused, only
 from prefect_rlhf.flows.forms.dictionary.shared import (
     ADAPTER,
     NO_DROPOUT,
@@ -17,23 +17,103 @@ from prefect_rlhf.flows.forms.dictionary.shared import (
     PLAN,
     TRAINED_POLICY,
     YOUR_FILE,
+    listed,
 )
 from prefect_rlhf.flows.forms.dictionary.trl_rules import (
     BATCH,
     BATCH_OF_RATED,
     FOLLOW,
     GENERATION,
-    GROUPS,
-    LEAVE_ONE_OUT,
-    PAIRS,
+    MEANS,
     REFERENCE,
-    REWARD,
     model,
     only_losses,
     optimizer,
     rows,
     run,
 )
+from prefect_rlhf.tasks.rl.settings.policy import CLIPS
+
+LOSSES = {"grpo": "clip", "bnpo": "clip", "dapo": "clip", "dr_grpo": "clip", "cispo": "cispo"}
+SCALES = {"group": "grpo", True: "grpo", "none": "dr_grpo", False: "dr_grpo"}
+PAIR_LOSSES = {"sigmoid": "dpo", "ipo": "ipo", "robust": "robust"}
+
+
+def _mean_over(job: Job) -> Any:
+    mean = MEANS.get(str(job["loss_type"]))
+    return job[mean] if mean == "max_completion_length" else mean
+
+
+def _loss(job: Job) -> str:
+    name, level = str(job["loss_type"]), job["importance_sampling_level"]
+    if name not in LOSSES:
+        raise Untranslatable(f"no loss here is {name}; known are {', '.join(LOSSES)}")
+    if level == "sequence" and name == "cispo":
+        raise Untranslatable("cispo takes each token's ratio here")
+    return "gspo" if level == "sequence" else LOSSES[name]
+
+
+def _clip(job: Job, option: str, side: int) -> Any:
+    """A bound of the ratio; none if it is ours already. In cispo TRL states the bound itself, without the 1."""
+    loss = job.here("algo.loss")
+    value = job[option] if job[option] is not None else job["epsilon"]
+    if loss == "cispo" and side == 0:
+        raise Unused("cispo has no lower bound")
+    if loss == "cispo":
+        value = round(value - 1, 9)
+    is_stated = job.differs(option) or job.differs("epsilon")
+    return value if is_stated or value != CLIPS[loss][side] else None
+
+
+def _advantage(job: Job) -> str | None:
+    if job["multi_objective_aggregation"] == "normalize_then_sum":
+        return "gdpo"
+    scale = job["scale_rewards"]
+    if scale not in SCALES:
+        raise Untranslatable(f"no advantage here is scaled by {scale}; use group or none")
+    return SCALES[scale]
+
+
+def _is_corrected(job: Job) -> bool:
+    """Whether TRL corrects for the difference between the engines: only where vLLM generates."""
+    return bool(job["use_vllm"] and job["vllm_importance_sampling_correction"])
+
+
+def _importance(job: Job) -> dict[str, Any]:
+    level, _, beyond = str(job["vllm_importance_sampling_mode"]).partition("_")
+    cap = job["vllm_importance_sampling_cap"]
+    highest = job["vllm_importance_sampling_clip_max"] if cap is None else cap
+    lowest = job["vllm_importance_sampling_clip_min"] or 0.0
+    return {"level": level, "beyond": beyond, "highest": 1e6 if highest is None else highest, "lowest": lowest}
+
+
+def _part_of_importance(part: str) -> Callable[[Job], Any]:
+    return lambda job: _importance(job)[part]
+
+
+def _is_split(job: Job) -> bool:
+    """Whether the responses of a generation are for several optimizer steps."""
+    return bool((job["steps_per_generation"] or 0) > (job["gradient_accumulation_steps"] or 1))
+
+
+def _has_ratios(job: Job) -> bool:
+    """Whether ratios are not 1, so their weights count, or are of whole responses, so their gradients differ."""
+    return _is_split(job) or job["num_iterations"] > 1 or job["importance_sampling_level"] == "sequence"
+
+
+def _is_of_micro_batches(job: Job) -> bool:
+    return job["loss_type"] == "bnpo" and (job["gradient_accumulation_steps"] > 1 or job.devices > 1)
+
+
+def _is_of_a_generation(job: Job) -> bool:
+    return job["loss_type"] in ("dapo", "cispo") and _is_split(job)
+
+
+def _pair_loss(job: Job) -> str | None:
+    names = [str(name) for name in listed(job["loss_type"])]
+    if len(names) != 1 or names[0] not in PAIR_LOSSES:
+        raise Untranslatable(f"no loss here is {' + '.join(names)}; there are {', '.join(PAIR_LOSSES)}")
+    return PAIR_LOSSES[names[0]]
 
 
 def _assistant_only(job: Job) -> None:
@@ -42,10 +122,84 @@ def _assistant_only(job: Job) -> None:
         raise Unused("here too only the assistant's turns of chats are learned")
 
 
+UNLIKE_MEANS = (
+    ("TRL takes the mean of micro-batches' means", _is_of_micro_batches),
+    ("TRL divides by the mean tokens of a mini-batch", _is_of_a_generation),
+)
+"""Means that differ from ours of the same name: how, and in which jobs."""
+GROUPS: tuple[Rule, ...] = (
+    Rule("algo.advantage", "scale_rewards multi_objective_aggregation", by=_advantage),
+    Rule("algo.loss", "loss_type importance_sampling_level", by=_loss, words=LOSSES),
+    *(
+        Rule("algo.mean_over", "loss_type | max_completion_length", note, by=_mean_over, words=MEANS, when=when)
+        for note, when in (*UNLIKE_MEANS, ("", None))
+    ),
+    Rule("algo.clip_low", "epsilon | loss_type", by=lambda job: _clip(job, "epsilon", 0)),
+    Rule("algo.clip_high", "epsilon_high epsilon | loss_type", by=lambda job: _clip(job, "epsilon_high", 1)),
+    Rule("algo.kl.coefficient", "beta"),
+    Rule(
+        "algo.kl.estimator",
+        "use_bias_correction_kl | beta",
+        "TRL's correction is the ratio: about the gradient of k2. Without it, k3 is the same in both",
+        by=lambda job: "k2",
+        when=lambda job: job["beta"] and job["use_bias_correction_kl"] and _has_ratios(job),
+    ),
+    Rule(
+        "algo.kl.estimator",
+        "use_bias_correction_kl | beta",
+        "with the correction, TRL's KL has the gradient of k2",
+        by=lambda job: "k2" if job["use_bias_correction_kl"] else "k3",
+        when=lambda job: bool(job["beta"]),
+        otherwise="beta is 0",
+    ),
+    *(
+        Rule(
+            f"algo.importance.{part}",
+            f"{options} | use_vllm",
+            by=_part_of_importance(part),
+            when=_is_corrected,
+            otherwise="TRL corrects only with use_vllm and vllm_importance_sampling_correction",
+        )
+        for part, options in (
+            ("level", "vllm_importance_sampling_mode vllm_importance_sampling_correction"),
+            ("beyond", "vllm_importance_sampling_mode"),
+            ("highest", "vllm_importance_sampling_clip_max vllm_importance_sampling_cap"),
+            ("lowest", "vllm_importance_sampling_clip_min"),
+        )
+    ),
+)
 NLL = (
     only_losses("nll", "chunked_nll"),
     Rule("", "assistant_only_loss", by=_assistant_only, where="check"),
     only("completion_only_loss", None, True, why="of a prompt with a completion only the completion is learned here"),
+)
+LEAVE_ONE_OUT: tuple[Rule, ...] = (
+    Rule("algo.advantage", "", "the trainer is RLOO's", by=lambda job: "rloo"),
+    Rule("algo.mean_over", "", "RLOO's loss sums over a response", by=lambda job: 1.0),
+    Rule("algo.clip_low", "epsilon", "of each token's ratio; in TRL of their product"),
+    Rule("algo.clip_high", "epsilon_high epsilon", by=lambda job: job["epsilon_high"] or job["epsilon"]),
+    Rule("algo.kl.coefficient", "beta"),
+    Rule(
+        "algo.kl.place", "| beta", "RLOO subtracts it from the reward", by=lambda job: "reward" if job["beta"] else None
+    ),
+    Rule("algo.kl.estimator", "| beta", "RLOO's KL is the log-ratio", by=lambda job: "k1" if job["beta"] else None),
+)
+PAIRS: tuple[Rule, ...] = (
+    Rule("algo.loss", "loss_type", by=_pair_loss, words=PAIR_LOSSES),
+    Rule("algo.beta", "beta", by=lambda job: job["beta"] if job.differs("beta") else None),
+    Rule(
+        "algo.label_smoothing",
+        "label_smoothing | loss_type",
+        when=lambda job: "robust" in listed(job["loss_type"]),
+        otherwise="TRL 1.16 reads it with losses robust and exo_pair alone",
+        by=lambda job: job["label_smoothing"],
+    ),
+)
+REWARD: tuple[Rule, ...] = (
+    Rule("algo.centering", "center_rewards_coefficient"),
+    Rule(
+        "algo.optimizer.head_lr", "| learning_rate", "TRL's head has the same rate", by=lambda job: job["learning_rate"]
+    ),
 )
 RATED: tuple[Rule, ...] = (
     only_losses("kto"),
@@ -199,7 +353,7 @@ def dialects() -> tuple[Dialect, ...]:
     """Return TRL's trainers."""
     shared = (*optimizer(), *run())
     of_prompts = rows("prompts", ("prompt_column", "dataset_prompt_column"))
-    online = (*model("actor"), *of_prompts, *GENERATION, *shared, REFERENCE, *FOLLOW)
+    online = (*model("actor"), *of_prompts, *GENERATION, *shared, *REFERENCE, *FOLLOW)
     with_reward = {
         **_NEED,
         "prompts.path": ("DATASET", "the prompts, which your script names"),
@@ -218,7 +372,7 @@ def dialects() -> tuple[Dialect, ...]:
     reward_needs = {name: need for name, need in needs["pairs"].items() if name != "actor.path"}
     reward_needs |= {"reward.path": _NEED["actor.path"]}
     trained = (*BATCH, *shared)
-    compared = (*model("actor"), REFERENCE, *FOLLOW)
+    compared = (*model("actor"), *REFERENCE, *FOLLOW)
     texts = rows("chats", ("text_column", "dataset_text_field"))
     rated = (*rows("answers"), *BATCH_OF_RATED, *shared, *RATED)
     scored = (*model("reward", "scalar"), *rows("pairs"))

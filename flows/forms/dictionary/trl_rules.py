@@ -17,15 +17,11 @@ from prefect_rlhf.flows.forms.dictionary.shared import (
     listed,
     passes,
 )
-from prefect_rlhf.tasks.rl.settings.policy import CLIPS
 
 UPDATES = "algo.update.mini_batches * algo.update.epochs"
 OPTIMIZER_STEPS = "TRL counts optimizer steps"
-LOSSES = {"grpo": "clip", "bnpo": "clip", "dapo": "clip", "dr_grpo": "clip", "cispo": "cispo"}
 MEANS = {"grpo": "rows", "bnpo": "tokens", "dapo": "tokens", "cispo": "tokens", "dr_grpo": "max_completion_length"}
 """The mean of each loss; of dr_grpo the option by which each row's sum is divided."""
-SCALES = {"group": "grpo", True: "grpo", "none": "dr_grpo", False: "dr_grpo"}
-PAIR_LOSSES = {"sigmoid": "dpo", "ipo": "ipo", "robust": "robust"}
 
 
 def _lowest_rate(job: Job) -> Any:
@@ -102,52 +98,9 @@ def _reference(job: Job) -> Any:
     return _path(job)
 
 
-def _mean_over(job: Job) -> Any:
-    mean = MEANS.get(str(job["loss_type"]))
-    return job[mean] if mean == "max_completion_length" else mean
-
-
-def _loss(job: Job) -> str:
-    name, level = str(job["loss_type"]), job["importance_sampling_level"]
-    if name not in LOSSES:
-        raise Untranslatable(f"no loss here is {name}; known are {', '.join(LOSSES)}")
-    if level == "sequence" and name == "cispo":
-        raise Untranslatable("cispo takes each token's ratio here")
-    return "gspo" if level == "sequence" else LOSSES[name]
-
-
-def _clip(job: Job, option: str, side: int) -> Any:
-    """A bound of the ratio; none if it is ours already. In cispo TRL states the bound itself, without the 1."""
-    loss = job.here("algo.loss")
-    value = job[option] if job[option] is not None else job["epsilon"]
-    if loss == "cispo" and side == 0:
-        raise Unused("cispo has no lower bound")
-    if loss == "cispo":
-        value = round(value - 1, 9)
-    is_stated = job.differs(option) or job.differs("epsilon")
-    return value if is_stated or value != CLIPS[loss][side] else None
-
-
-def _advantage(job: Job) -> str | None:
-    if job["multi_objective_aggregation"] == "normalize_then_sum":
-        return "gdpo"
-    scale = job["scale_rewards"]
-    if scale not in SCALES:
-        raise Untranslatable(f"no advantage here is scaled by {scale}; use group or none")
-    return SCALES[scale]
-
-
-def _is_corrected(job: Job) -> bool:
-    """Whether TRL corrects for the difference between the engines: only where vLLM generates."""
-    return bool(job["use_vllm"] and job["vllm_importance_sampling_correction"])
-
-
-def _importance(job: Job) -> dict[str, Any]:
-    level, _, beyond = str(job["vllm_importance_sampling_mode"]).partition("_")
-    cap = job["vllm_importance_sampling_cap"]
-    highest = job["vllm_importance_sampling_clip_max"] if cap is None else cap
-    lowest = job["vllm_importance_sampling_clip_min"] or 0.0
-    return {"level": level, "beyond": beyond, "highest": 1e6 if highest is None else highest, "lowest": lowest}
+def _reference_dtype(job: Job) -> str | None:
+    """TRL loads the reference in the policy's format, and computes with it in the same precision."""
+    return None if _reference(job) is None else _dtype(job)
 
 
 def _stop(job: Job) -> list[str] | None:
@@ -160,21 +113,10 @@ def _stop(job: Job) -> list[str] | None:
     return listed(next(iter(stated.values())))
 
 
-def _part_of_importance(part: str) -> Callable[[Job], Any]:
-    return lambda job: _importance(job)[part]
-
-
 def _reward_model(job: Job) -> Any:
     if job["reward_model_name_or_path"] and job["reward_funcs"]:
         raise Untranslatable("a reward here is a model or functions; a function can call a server that runs the model")
     return job["reward_model_name_or_path"]
-
-
-def _pair_loss(job: Job) -> str | None:
-    names = [str(name) for name in listed(job["loss_type"])]
-    if len(names) != 1 or names[0] not in PAIR_LOSSES:
-        raise Untranslatable(f"no loss here is {' + '.join(names)}; there are {', '.join(PAIR_LOSSES)}")
-    return PAIR_LOSSES[names[0]]
 
 
 def reported(job: Job) -> list[str] | None:
@@ -317,7 +259,10 @@ FOLLOW = (
         otherwise="sync_ref_model is false",
     ),
 )
-REFERENCE = Rule("ref.path", "| model_name_or_path model_revision beta", by=_reference)
+REFERENCE = (
+    Rule("ref.path", "| model_name_or_path model_revision beta", by=_reference),
+    Rule("ref.dtype", "| bf16 fp16 dtype torch_dtype beta", "TRL's reference has the policy's", by=_reference_dtype),
+)
 
 
 def rows(parameter: str, *columns: tuple[str, str]) -> tuple[Rule, ...]:
@@ -402,6 +347,13 @@ GENERATION: tuple[Rule, ...] = (
     Rule("algo.sampling.min_p", "min_p", when=_samples, otherwise=GREEDY),
     Rule("algo.sampling.stop", "generation_kwargs", by=_stop),
     Rule("algo.old_logprobs", "", "TRL computes them with the model that is trained", by=lambda job: "recompute"),
+    Rule(
+        "algo.overlong.mask",
+        "mask_truncated_completions | loss_type",
+        "TRL's mean over rows counts them too, as 0",
+        by=lambda job: job["mask_truncated_completions"],
+        when=lambda job: job["mask_truncated_completions"] and MEANS.get(str(job["loss_type"])) != "tokens",
+    ),
     Rule("algo.overlong.mask", "mask_truncated_completions"),
     Rule("play.max_turns", "max_tool_calling_iterations + 1", "TRL counts rounds of calls", where="play"),
     Rule("play.tools", "tools", where="play"),
@@ -421,6 +373,12 @@ GENERATION: tuple[Rule, ...] = (
         by=lambda job: "scalar" if job["reward_model_name_or_path"] and not job["reward_funcs"] else None,
     ),
     Rule(
+        "reward.dtype",
+        "| reward_model_name_or_path reward_funcs bf16 fp16 dtype torch_dtype",
+        "TRL's reward model has the policy's",
+        by=lambda job: _dtype(job) if job["reward_model_name_or_path"] and not job["reward_funcs"] else None,
+    ),
+    Rule(
         "tracking.samples",
         "log_completions num_completions_to_print | report_to",
         by=lambda job: job["num_completions_to_print"] if job["log_completions"] else None,
@@ -435,64 +393,5 @@ GENERATION: tuple[Rule, ...] = (
         "max_prompt_length",
         "TRL kept the end of a long prompt",
         by=lambda job: "keep_end" if job["max_prompt_length"] else None,
-    ),
-)
-GROUPS: tuple[Rule, ...] = (
-    Rule("algo.advantage", "scale_rewards multi_objective_aggregation", by=_advantage),
-    Rule("algo.loss", "loss_type importance_sampling_level", by=_loss, words=LOSSES),
-    Rule("algo.mean_over", "loss_type | max_completion_length", by=_mean_over, words=MEANS),
-    Rule("algo.clip_low", "epsilon | loss_type", by=lambda job: _clip(job, "epsilon", 0)),
-    Rule("algo.clip_high", "epsilon_high epsilon | loss_type", by=lambda job: _clip(job, "epsilon_high", 1)),
-    Rule("algo.kl.coefficient", "beta"),
-    Rule(
-        "algo.kl.estimator",
-        "use_bias_correction_kl | beta",
-        "with the correction, TRL's KL has the gradient of k2",
-        by=lambda job: "k2" if job["use_bias_correction_kl"] else "k3",
-        when=lambda job: bool(job["beta"]),
-        otherwise="beta is 0",
-    ),
-    *(
-        Rule(
-            f"algo.importance.{part}",
-            f"{options} | use_vllm",
-            by=_part_of_importance(part),
-            when=_is_corrected,
-            otherwise="TRL corrects only with use_vllm and vllm_importance_sampling_correction",
-        )
-        for part, options in (
-            ("level", "vllm_importance_sampling_mode vllm_importance_sampling_correction"),
-            ("beyond", "vllm_importance_sampling_mode"),
-            ("highest", "vllm_importance_sampling_clip_max vllm_importance_sampling_cap"),
-            ("lowest", "vllm_importance_sampling_clip_min"),
-        )
-    ),
-)
-LEAVE_ONE_OUT: tuple[Rule, ...] = (
-    Rule("algo.advantage", "", "the trainer is RLOO's", by=lambda job: "rloo"),
-    Rule("algo.mean_over", "", "RLOO's loss sums over a response", by=lambda job: 1.0),
-    Rule("algo.clip_low", "epsilon"),
-    Rule("algo.clip_high", "epsilon_high epsilon", by=lambda job: job["epsilon_high"] or job["epsilon"]),
-    Rule("algo.kl.coefficient", "beta"),
-    Rule(
-        "algo.kl.place", "| beta", "RLOO subtracts it from the reward", by=lambda job: "reward" if job["beta"] else None
-    ),
-    Rule("algo.kl.estimator", "| beta", "RLOO's KL is the log-ratio", by=lambda job: "k1" if job["beta"] else None),
-)
-PAIRS: tuple[Rule, ...] = (
-    Rule("algo.loss", "loss_type", by=_pair_loss, words=PAIR_LOSSES),
-    Rule("algo.beta", "beta", by=lambda job: job["beta"] if job.differs("beta") else None),
-    Rule(
-        "algo.label_smoothing",
-        "label_smoothing | loss_type",
-        when=lambda job: "robust" in listed(job["loss_type"]),
-        otherwise="TRL 1.16 reads it with losses robust and exo_pair alone",
-        by=lambda job: job["label_smoothing"],
-    ),
-)
-REWARD: tuple[Rule, ...] = (
-    Rule("algo.centering", "center_rewards_coefficient"),
-    Rule(
-        "algo.optimizer.head_lr", "| learning_rate", "TRL's head has the same rate", by=lambda job: job["learning_rate"]
     ),
 )

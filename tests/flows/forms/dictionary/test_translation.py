@@ -48,6 +48,15 @@ CASES = {
         "trl grpo", {"model_name_or_path": "m", "beta": 0.1},
         {"algo.kl.coefficient": 0.1, "algo.kl.estimator": "k2", "ref.path": "m"}, 1,
     ),
+    "a reference computes in the policy's format": (
+        "trl grpo", {"model_name_or_path": "m", "beta": 0.1, "bf16": False}, {"actor.dtype": "float32", "ref.dtype": "float32"}, 1,
+    ),
+    "no reference has a format": ("trl grpo", {"model_name_or_path": "m", "bf16": False}, {"ref.dtype": ...}, 1),
+    "DPO's reference too": ("trl dpo", {"model_name_or_path": "m", "bf16": False}, {"ref.dtype": "float32"}, 1),
+    "a reward model computes in the policy's format": (
+        "trl rloo", {"reward_model_name_or_path": "r", "bf16": False}, {"reward.path": "r", "reward.dtype": "float32"}, 1,
+    ),
+    "functions have no format": ("trl grpo", {"reward_funcs": ["a.b"], "bf16": False}, {"reward.dtype": ...}, 1),
     "the plain estimator": ("trl grpo", {"beta": 0.1, "use_bias_correction_kl": False}, {"algo.kl.estimator": "k3"}, 1),
     "Dr. GRPO divides by the longest response": (
         "trl grpo", {"loss_type": "dr_grpo", "scale_rewards": False, "max_completion_length": 300},
@@ -198,6 +207,24 @@ def test_an_option_without_counterpart_is_refused_with_a_reason(name, option, va
 def test_what_is_so_here_too_is_not_refused(option, value, why):
     one = outcome(translated("trl sft", {option: value}), option)
     assert (one.what, one.why) == ("without effect", why)
+
+
+MINI_BATCHES = {"steps_per_generation": 2, "num_generations": 2}
+UNLIKE = {
+    "bnpo": ("loss_type", {"loss_type": "bnpo"}, TRL_BATCH, "TRL takes the mean of micro-batches' means"),
+    "dapo": ("loss_type", {"loss_type": "dapo"}, MINI_BATCHES, "TRL divides by the mean tokens of a mini-batch"),
+    "k2": ("use_bias_correction_kl", {"use_bias_correction_kl": True, "beta": 0.1}, {"num_iterations": 2}, "about the gradient"),
+    "masked": ("mask_truncated_completions", {"mask_truncated_completions": True}, {"loss_type": "grpo"}, "counts them too"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_what_differs_although_the_settings_are_equal_is_said_where_it_does(name):
+    option, stated, other, why = UNLIKE[name]
+    (alike,) = outcome(translated("trl grpo", stated), option).made[-1:]
+    (unlike,) = outcome(translated("trl grpo", stated | other), option).made[-1:]
+    assert (why in alike.rule.note, why in unlike.rule.note) == (False, True)
+    assert (alike.path, name == "masked" or alike.value) == (unlike.path, name == "masked" or unlike.value)
 
 
 def test_prompts_of_a_batch_that_are_no_whole_number_are_refused_with_the_numbers():
