@@ -9,7 +9,7 @@ from prefect_rlhf.files.gpus import LEAST_CAPABILITY
 from prefect_rlhf.flows.planning.assumptions import assumed_of_models, assumed_of_rows
 from prefect_rlhf.flows.planning.hints import uneven_batch
 from prefect_rlhf.flows.training.choice.searched_plan import SHOWN_SHARE
-from prefect_rlhf.placement.cost.datasheets.kinds import NO_BFLOAT16
+from prefect_rlhf.placement.cost.datasheets.kinds import NO_BFLOAT16, OF_ROCM
 from prefect_rlhf.placement.cost.paged_cache import in_flight
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.graph import Call, DataflowGraph
@@ -109,6 +109,8 @@ def not_run(question: Question) -> Iterator[str]:
         if kind in NO_BFLOAT16:
             least = f"a run needs {LEAST_CAPABILITY} or newer, for bfloat16"
             yield f"planned, but cannot run: {kind} has compute capability {NO_BFLOAT16[kind]}; {least}"
+        if kind in OF_ROCM:
+            yield f"planned, but cannot run yet: {kind} needs engines built for ROCm, and our pins are for CUDA"
     yield from models_not_run(question.graph)
 
 

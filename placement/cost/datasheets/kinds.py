@@ -136,6 +136,8 @@ cores' float16 peak stands for every format of two bytes."""
 NO_BFLOAT16: Mapping[str, str] = MappingProxyType({"v100-32": "7.0", "v100-16": "7.0", "t4": "7.5"})
 """Kinds that can be planned and that a run refuses, with their compute capability (`files.gpus.LEAST_CAPABILITY`). No
 library lists them by name: torch and vLLM ask the device, and a plan has none."""
+OF_ROCM = ("mi300x", "mi325x", "mi355x")
+"""Kinds that can be planned, whose engines would need builds that our pins don't have."""
 GPUS: Mapping[str, Datasheet] = MappingProxyType({k: kind for k, kind in DATASHEETS.items() if not kind.measured})
 """The datasheets of GPUs."""
 

@@ -12,7 +12,7 @@ from prefect_rlhf.flows.commands.flags import app_of
 from prefect_rlhf.flows.commands.run import run
 from prefect_rlhf.flows.forms.plan_options import plan_options
 from prefect_rlhf.flows.planning.answer import answer_question
-from prefect_rlhf.flows.planning.notes import NO_BFLOAT16, rows_of_a_micro_batch
+from prefect_rlhf.flows.planning.notes import rows_of_a_micro_batch
 from prefect_rlhf.flows.planning.plan_report import PlanAnswer
 from prefect_rlhf.placement.cost.datasheets.hardware import GIB
 from prefect_rlhf.placement.cost.datasheets.kinds import DATASHEETS
@@ -135,7 +135,12 @@ def test_kinds_that_a_run_refuses_are_planned_and_said_so_in_the_place_of_the_co
     assert old_cards.first_lines[2] == (
         "planned, but cannot run: v100-16 has compute capability 7.0; a run needs 8.0 or newer, for bfloat16"
     )
-    assert all(kind in DATASHEETS for kind in NO_BFLOAT16)
+
+
+def test_cards_whose_engines_are_not_pinned_are_planned_and_said_so_in_the_place_of_the_command():
+    assert asked(DPO, cluster="1x8:mi300x").first_lines[2] == (
+        "planned, but cannot run yet: mi300x needs engines built for ROCm, and our pins are for CUDA"
+    )
 
 
 def test_a_sweep_starts_from_a_size_that_does_not_fit_and_says_how_many_devices_are_enough(old_cards):

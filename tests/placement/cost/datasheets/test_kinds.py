@@ -10,6 +10,7 @@ from prefect_rlhf.placement.cost.datasheets.kinds import (
     GPUS,
     HOST_GIB,
     NO_BFLOAT16,
+    OF_ROCM,
     PRODUCT_SHARES,
     datasheet,
 )
@@ -135,5 +136,5 @@ def test_a_product_that_is_another_is_refused(product):
 
 def test_each_gpu_has_product_names_and_each_table_knows_its_kinds():
     assert set(_PRODUCTS) == set(GPUS)
-    assert {*HOST_GIB, *PRODUCT_SHARES, *ATTENTION_SHARES, *NO_BFLOAT16} <= set(GPUS)
+    assert {*HOST_GIB, *PRODUCT_SHARES, *ATTENTION_SHARES, *NO_BFLOAT16, *OF_ROCM} <= set(GPUS)
     assert all(datasheet(name.upper()) is sheet for name, sheet in DATASHEETS.items())
