@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
+from types import SimpleNamespace
 from typing import Any
 
 from httpx import HTTPError, InvalidURL, Timeout
@@ -39,7 +40,7 @@ def server_beside() -> Iterator[Callable[[], None]]:
     if get_current_settings().api.url:
         yield check_server
         return
-    from prefect.server.api.server import SubprocessASGIServer  # here: no other thread may import at the same time
+    from prefect.server.api.server import SubprocessASGIServer  # takes a second, so before the thread
 
     server = SubprocessASGIServer()
 
@@ -68,9 +69,17 @@ def server_beside() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _as_a_run_starts_it() -> Iterator[None]:
+    from prefect.server.api import server
+
     os.environ.setdefault(NO_TELEMETRY, "false")  # its telemetry locks its database, and fails without a network
-    with temporary_settings(set_defaults={START_LIMIT: START_SECONDS}), processes_beside():
-        yield
+    plain: Any = server.subprocess
+    # Prefect has no setting for it. Only its own module sees this: others import and start processes meanwhile.
+    server.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": started_beside})  # type: ignore[assignment]
+    try:
+        with temporary_settings(set_defaults={START_LIMIT: START_SECONDS}):
+            yield
+    finally:
+        server.subprocess = plain
 
 
 def check_server() -> None:
@@ -124,31 +133,20 @@ def _remedy(url: str, status: int | None) -> str:
     return f"start it with `prefect server start`, or {unset} for a temporary server"
 
 
-@contextmanager
-def processes_beside() -> Iterator[None]:
-    """Start this thread's processes in process groups of their own, so that Ctrl-C at a terminal does not end them.
+def started_beside(args: Sequence[str], *more: Any, env: Mapping[str, str] | None = None, **words: Any) -> Any:
+    """Start a process as `subprocess.Popen` does, in a process group of its own, so that Ctrl-C at a terminal does not
+    end it.
 
-    Otherwise a run's temporary server would end before the run, which still has to report its end there. The server
-    ends with this process, even if that is killed. Tools of plays cannot read the server's variables in `/proc`.
+    Otherwise a run's temporary server would end before the run, which still has to report its end there. A module of
+    Python ends with this process, even if that is killed, and tools of plays cannot read its variables in `/proc`.
     """
-    popen: Any = subprocess.Popen
-    thread = threading.get_ident()
-
-    def beside(args: Sequence[str], *more: Any, env: Mapping[str, str] | None = None, **words: Any) -> Any:
-        if threading.get_ident() != thread:
-            return popen(args, *more, env=env, **words)
-        if env is None or not starts_module(args):
-            return popen(args, *more, env=env, process_group=0, **words)
-        lifeline, _ = os.pipe()  # the end for writing stays open as long as this process lives
-        try:
-            with handed_over(ending_with(lifeline, args), env) as (command, at_start, hidden):
-                passed = (hidden, lifeline)
-                return popen(command, *more, env=at_start, pass_fds=passed, process_group=0, **words)
-        finally:
-            os.close(lifeline)
-
-    subprocess.Popen = beside  # type: ignore[misc,assignment]  # Prefect has no setting for it
+    popen: Any = subprocess.Popen  # its stubs have a form for each mix of words
+    if env is None or not starts_module(args):
+        return popen(args, *more, env=env, process_group=0, **words)
+    lifeline, _ = os.pipe()  # the end for writing stays open as long as this process lives
     try:
-        yield
+        with handed_over(ending_with(lifeline, args), env) as (command, at_start, hidden):
+            passed = (hidden, lifeline)
+            return popen(command, *more, env=at_start, pass_fds=passed, process_group=0, **words)
     finally:
-        subprocess.Popen = popen  # type: ignore[misc]
+        os.close(lifeline)

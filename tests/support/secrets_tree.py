@@ -10,7 +10,6 @@ last line of output is JSON: what the plays found, and what the ranks saw.
 import asyncio
 import json
 import os
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -63,10 +62,9 @@ class Rank:
 
 def control(folder: str) -> None:
     """Do what the run's process does: start a server and a gang."""
-    from prefect_rlhf.flows.training.server import processes_beside  # not above: ranks import this module, too
+    from prefect_rlhf.flows.training.server import started_beside  # not above: ranks import this module, too
 
-    with processes_beside():
-        server = subprocess.Popen([sys.executable, "-m", "http.server", "0", "--bind", "127.0.0.1"], env=os.environ)
+    server = started_beside([sys.executable, "-m", "http.server", "0", "--bind", "127.0.0.1"], env=os.environ)
     try:
         gang = LocalGang(GangSettings(2, Rank, environment={"OMP_NUM_THREADS": "1"}, preload=("torch.distributed",)))
         with closing(gang):
