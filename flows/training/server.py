@@ -72,14 +72,14 @@ def _as_a_run_starts_it() -> Iterator[None]:
     from prefect.server.api import server
 
     os.environ.setdefault(NO_TELEMETRY, "false")  # its telemetry locks its database, and fails without a network
-    plain: Any = server.subprocess
     # Prefect has no setting for it. Only its own module sees this: others import and start processes meanwhile.
-    server.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": started_beside})  # type: ignore[assignment]
+    module: Any = server
+    module.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": started_beside})
     try:
         with temporary_settings(set_defaults={START_LIMIT: START_SECONDS}):
             yield
     finally:
-        server.subprocess = plain
+        module.subprocess = subprocess
 
 
 def check_server() -> None:
