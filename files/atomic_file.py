@@ -1,12 +1,15 @@
 """Files, folders and links that appear under their names only when they are complete."""
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from prefect_rlhf.errors.errors import OutputFailed
+
+_UNFINISHED = re.compile(r".+\.\d+\.part")
 
 
 @contextmanager
@@ -24,7 +27,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
     No process sees an unfinished file, even if several processes write at once, or after a power failure. A write that
     raises leaves no file. Raises OutputFailed, which names `path`.
     """
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = path.with_name(f"{path.name}{_own_ending()}")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove(part)  # of an earlier process with this id, which was killed
@@ -37,6 +40,18 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
         if part.is_dir() and not part.is_symlink():
             _remove(path)  # a folder can replace only an empty folder
         return part.replace(path)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed processes left unfinished below a folder that no other process writes to any more."""
+    for part in list(folder.rglob("*.part")):
+        if _UNFINISHED.fullmatch(part.name) and not part.name.endswith(_own_ending()):  # another thread may write
+            with suppress(OSError):
+                _remove(part)
+
+
+def _own_ending() -> str:
+    return f".{os.getpid()}.part"
 
 
 def flush_to_disk(path: Path) -> None:

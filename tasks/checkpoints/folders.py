@@ -28,7 +28,7 @@ from prefect_rlhf.engines.files.checkpoint_files import (
 from prefect_rlhf.engines.files.saved_state import SavedState
 from prefect_rlhf.engines.weights.versions import Fingerprint
 from prefect_rlhf.errors.errors import InvalidInput
-from prefect_rlhf.files.atomic_file import flush_to_disk
+from prefect_rlhf.files.atomic_file import flush_to_disk, remove_unfinished
 from prefect_rlhf.files.foreign_file import read_json
 from prefect_rlhf.files.path_text import resolved
 from prefect_rlhf.files.remote_path import shown
@@ -162,9 +162,12 @@ def keep_newest(run_dir: Path, number: int, spared: Path | None = None) -> None:
 
 
 def clear_unfinished(run_dir: Path) -> None:
-    """Delete a run's unfinished checkpoints. Only the run itself may do this, after all its ranks have ended."""
+    """Delete a run's unfinished checkpoints, exports and other files. Only the run itself may do this, after all its
+    ranks have ended.
+    """
     for part in (run_dir / "checkpoints").glob(f"*{UNFINISHED}"):
         shutil.rmtree(part, ignore_errors=True)
+    remove_unfinished(run_dir)
     withdraw_unfinished(run_dir)
 
 

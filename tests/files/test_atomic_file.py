@@ -1,9 +1,14 @@
 """What is written atomically is whole under its name, or not there."""
 
+import os
+import signal
+import subprocess
+import sys
+
 import pytest
 
 from prefect_rlhf.errors.errors import OutputFailed
-from prefect_rlhf.files.atomic_file import write_atomically
+from prefect_rlhf.files.atomic_file import remove_unfinished, write_atomically
 
 pytestmark = pytest.mark.quick
 
@@ -45,3 +50,29 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, half):
     with pytest.raises(OutputFailed, match=r"plan\.yaml cannot be written: disk full"):
         write_atomically(tmp_path / "plan.yaml", dies_in_the_middle)
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("plan.yaml", "whole")]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from prefect_rlhf.files.atomic_file import write_atomically
+
+def write(part):
+    part.mkdir()
+    (part / "model.safetensors").write_bytes(bytes(1000))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+write_atomically(Path(sys.argv[1]), write)
+"""
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
+    """Not what another thread of this process is writing now, and no file that only looks alike."""
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "run" / "actor")], timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    assert [path.suffix for path in (tmp_path / "run").iterdir()] == [".part"]
+    own, alike = tmp_path / "run" / f"plan.svg.{os.getpid()}.part", tmp_path / "run" / "mine.part"
+    for file in (own, alike):
+        file.write_text("")
+    remove_unfinished(tmp_path)
+    assert sorted((tmp_path / "run").iterdir()) == sorted([own, alike])
