@@ -125,3 +125,14 @@ def template_source(tokenizer: Any) -> str:
     """Return the text of a tokenizer's chat template, or of all its templates; empty without a template."""
     template = tokenizer.chat_template
     return "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
+
+
+def lacks_template(tokenizer: Any) -> str | None:
+    """Return why a tokenizer cannot write a chat, as the end of `a tokenizer that has a chat template`; None if it can.
+
+    Of several templates by name, transformers takes `default`, or `tool_use` for a chat with tools.
+    """
+    template = tokenizer.chat_template
+    if isinstance(template, Mapping):
+        return None if "default" in template else f" named default, not only {', '.join(sorted(template))}"
+    return None if template else ""
