@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from prefect_rlhf.engines.rows import ColumnKind, keys_of_calls
-from prefect_rlhf.engines.sampling.chats.tokenizers import template_name
+from prefect_rlhf.engines.sampling.chats.tokenizers import lacks_template, template_name
 from prefect_rlhf.errors.errors import InvalidInput
 from prefect_rlhf.tasks.data.answer_pieces import unwritten_thoughts
 from prefect_rlhf.tasks.data.formats.find import Wanted
@@ -238,8 +238,8 @@ class DatasetSource:
     def check_tokenizer(self, has_chats: bool) -> None:
         """Raise InvalidInput unless the tokenizer can be loaded and, if needed, has a chat template."""
         tokenizer = self.loaded
-        if (self.chat_template or has_chats) and not tokenizer.chat_template:
-            right = f"a tokenizer that has a chat template; or {ANOTHER_TEMPLATE}"
+        if (self.chat_template or has_chats) and (lack := lacks_template(tokenizer)) is not None:
+            right = f"a tokenizer that has a chat template{lack}; or {ANOTHER_TEMPLATE}"
             raise InvalidInput(f"{self.name}.chat_template", self.tokenizer, right)
         check_variables(self, tokenizer)
         check_tools(self, tokenizer)

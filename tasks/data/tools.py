@@ -11,7 +11,7 @@ from prefect_rlhf.engines.functions.plays.pool import check_play
 from prefect_rlhf.engines.functions.signatures.play_function import FORMATS, ToolFormat
 from prefect_rlhf.engines.functions.signatures.tool_calls import ToolCall, calls_in
 from prefect_rlhf.engines.sampling.chats.template import ASKED, ignores_tools
-from prefect_rlhf.engines.sampling.chats.tokenizers import template_name
+from prefect_rlhf.engines.sampling.chats.tokenizers import lacks_template, template_name
 from prefect_rlhf.errors.errors import InvalidInput, refusing
 from prefect_rlhf.tasks.data.template_checks import ANOTHER_TEMPLATE
 from prefect_rlhf.tasks.data.tokenizer import Tools, load_tokenizer
@@ -69,8 +69,8 @@ def shown_by(plays: Iterable[Play]) -> ShownTools | None:
 def check_answers(plays: Iterable[Play], tokenizer: str, template: str | None = None) -> None:
     """Raise InvalidInput for a play that answers with messages if its model has no chat template."""
     for play in plays:
-        if play.answers_messages and not load_tokenizer(tokenizer, template).chat_template:
-            right = f"play: its answers are messages, and the tokenizer of {tokenizer} has no chat template; or"
+        if play.answers_messages and (lack := lacks_template(load_tokenizer(tokenizer, template))) is not None:
+            right = f"play: its answers are messages, and the tokenizer of {tokenizer} has no chat template{lack}; or"
             raise InvalidInput("play.signature", play.signature, f"{right} {ANOTHER_TEMPLATE}")
 
 

@@ -15,7 +15,7 @@ TEMPLATE = (
 )
 
 
-def save_small_tokenizer(folder: Path, template: str | None = TEMPLATE) -> str:
+def save_small_tokenizer(folder: Path, template: str | dict[str, str] | None = TEMPLATE) -> str:
     """Write the tokenizer's folder; ids are positions in WORDS."""
     words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

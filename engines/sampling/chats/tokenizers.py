@@ -6,8 +6,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from prefect_rlhf.engines.sampling.chats.pieces import MODEL, is_misread, read_as_pieces, stated
 from prefect_rlhf.errors.errors import refusing
-from prefect_rlhf.files.foreign_file import read_json_object
 from prefect_rlhf.files.hub.hub_path import shown_folder
 from prefect_rlhf.files.model_folder import TOKENIZER_CONFIG
 from prefect_rlhf.files.storage.inputs import model_folder
@@ -15,6 +15,7 @@ from prefect_rlhf.files.storage.inputs import model_folder
 FILE = "tokenizer.json"
 _BYTES = "ByteLevel"  # how tokenizer.json names the spelling of GPT-2 and Llama 3
 _PLAIN = "PreTrainedTokenizerFast"  # the class that does what tokenizer.json says
+_NAMED = ("bos_token", "eos_token", "unk_token")
 _IS_SET = "_chat_template_is_set"  # an attribute of a tokenizer whose template is not that of its folder
 
 
@@ -40,6 +41,7 @@ def loaded(folder: str, template: str | None = None) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if _drops_spaces(tokenizer, folder):
         tokenizer = _by_its_file(folder)
+    tokenizer = read_as_pieces(tokenizer, folder)
     if template is not None:
         tokenizer.chat_template = template
         setattr(tokenizer, _IS_SET, True)
@@ -51,14 +53,18 @@ def corrected_files(folder: str) -> Mapping[str, str]:
 
     Other versions and vLLM then read them as `loaded` reads the folder.
     """
-    if not all(Path(folder, name).is_file() for name in (FILE, TOKENIZER_CONFIG)):
+    content = stated(folder)
+    if Path(folder, FILE).is_file():
+        if not str(content.get("tokenizer_class")).startswith("LlamaTokenizer"):
+            return {}
+        tokenizer = loaded(folder)
+        if type(tokenizer).__name__.startswith("LlamaTokenizer"):
+            return {}
+    elif not Path(folder, MODEL).is_file() or not is_misread(folder, tokenizer := loaded(folder)):
         return {}
-    content = read_json_object(TOKENIZER_CONFIG, Path(folder, TOKENIZER_CONFIG))
-    if not str(content.get("tokenizer_class")).startswith("LlamaTokenizer"):
-        return {}
-    tokenizer = loaded(folder)
-    if type(tokenizer).__name__.startswith("LlamaTokenizer"):
-        return {}
+    else:
+        named = {name: str(token) for name in _NAMED if (token := getattr(tokenizer, name)) is not None}
+        content = named | content | {"add_bos_token": tokenizer.add_bos_token}
     config = json.dumps(content | {"tokenizer_class": _PLAIN}, indent=2, ensure_ascii=False)
     return {FILE: tokenizer.backend_tokenizer.to_str(pretty=True), TOKENIZER_CONFIG: f"{config}\n"}
 
@@ -102,10 +108,9 @@ def _by_its_file(folder: str) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    config = Path(folder, TOKENIZER_CONFIG)
-    stated = read_json_object(TOKENIZER_CONFIG, config) if config.is_file() else {}
-    tokenizer.add_bos_token = stated.get("add_bos_token", True)
-    tokenizer.add_eos_token = stated.get("add_eos_token", False)
+    content = stated(folder)
+    tokenizer.add_bos_token = content.get("add_bos_token", True)
+    tokenizer.add_eos_token = content.get("add_eos_token", False)
     return tokenizer
 
 
@@ -120,3 +125,14 @@ def template_source(tokenizer: Any) -> str:
     """Return the text of a tokenizer's chat template, or of all its templates; empty without a template."""
     template = tokenizer.chat_template
     return "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
+
+
+def lacks_template(tokenizer: Any) -> str | None:
+    """Return why a tokenizer cannot write a chat, as the end of `a tokenizer that has a chat template`; None if it can.
+
+    Of several templates by name, transformers takes `default`, or `tool_use` for a chat with tools.
+    """
+    template = tokenizer.chat_template
+    if isinstance(template, Mapping):
+        return None if "default" in template else f" named default, not only {', '.join(sorted(template))}"
+    return None if template else ""

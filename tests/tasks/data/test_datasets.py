@@ -130,6 +130,11 @@ BAD_PROMPTS = {
         r"prompts.chat_template: .* has a chat template",
         {"tokenizer": "plain", "chat_template": True},
     ),
+    "templates without a default": (
+        GOOD_PROMPTS,
+        r"prompts.chat_template: got .*named', expected a tokenizer .* named default, not only rag, tool_use; or",
+        {"tokenizer": "named", "chat_template": True},
+    ),
 }
 BAD_PAIRS = {
     "missing answers": ({"rejected": None}, r"pairs.rejected_column: got 'rejected', .* it has prompt, chosen"),
@@ -153,6 +158,8 @@ def make(path, columns, settings, tmp_path, tokenizer):
     folder = settings.get("tokenizer", tokenizer)
     if folder == "plain":
         folder = save_small_tokenizer(tmp_path / "plain", template=None)
+    if folder == "named":  # transformers refuses a chat without tools, so its end would not be found
+        folder = save_small_tokenizer(tmp_path / "named", template={"rag": "{{ messages }}", "tool_use": "{{ tools }}"})
     if folder == "broken":
         folder = str(tmp_path / "broken")
         (tmp_path / "broken").mkdir()

@@ -69,8 +69,8 @@ def test_a_lone_sentencepiece_model_is_read_too(tmp_path):
 
     (tmp_path / "text.txt").write_text("a good film\na bad film\nwhat is it\n" * 20)
     SentencePieceTrainer.train(
-        input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "tokenizer"), vocab_size=40, model_type="bpe",
-        byte_fallback=False, minloglevel=2,
+        input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "tokenizer"), vocab_size=300, model_type="bpe",
+        byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2,
     )  # fmt: skip
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     vocabulary = read_vocabulary(tmp_path, "ref.path")
