@@ -15,7 +15,7 @@ from prefect_rlhf.engines.megatron.engine import MegatronEngine
 from prefect_rlhf.flows.algorithm.rlhf_flow import find_flow
 from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.tasks.data.rows import row_order
-from tests.support.formula_model import change, make_formula_model
+from tests.support.formula_model import change, make_formula_adapter, make_formula_model
 from tests.support.on_one_rank import train_on_one_rank
 from tests.tasks.data.stored import json_lines
 
@@ -51,6 +51,12 @@ def test_a_translated_job_has_the_losses_gradients_rates_and_weights_of_trl(tmp_
     path = make_formula_model(tmp_path / "model", case["family"], scalar=case["trainer"] == "reward")
     flow, given = translated(tmp_path, case, path)
     given |= {"held_out": given[ROWS[flow]], "output_dir": str(tmp_path / "runs")}
+    before = load_file(Path(path) / "model.safetensors")
+    if "use_peft" in case["options"]:
+        adapter = make_formula_adapter(tmp_path / "adapter", path, case["options"])
+        given["actor"]["adapter"]["path"] = adapter
+        read = load_file(Path(adapter) / "adapter_model.safetensors")
+        before = {each.removeprefix("base_model.model."): values for each, values in read.items()}
     role = "reward" if flow == "reward" else "actor"
     micro_batches = case["options"].get("gradient_accumulation_steps", 1)
     given["placement"] = {f"{role}_train": {"micro_batches": micro_batches}}
@@ -74,7 +80,6 @@ def test_a_translated_job_has_the_losses_gradients_rates_and_weights_of_trl(tmp_
         for metric in ("grad_norm", *(() if name in VALUE_OF_ITS_OWN else ("loss",))):
             assert metrics[metric] == pytest.approx(sum(case[metric][of_step]) / updates, rel=1e-5, abs=1e-6), metric
         assert metrics["learning_rate"] == pytest.approx(case["learning_rate"][of_step][-1], rel=1e-9)
-    before = load_file(Path(path) / "model.safetensors")
     changes = {each: change(each, values, trained.weights[each]) for each, values in before.items()}
     assert changes == pytest.approx(case["changes"], rel=1e-3, abs=2e-5)
     assert max(map(abs, changes.values())) > 1e-3

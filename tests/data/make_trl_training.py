@@ -15,9 +15,10 @@ import torch
 import trl
 import trl.trainer.grpo_trainer
 from datasets import Dataset
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
 
-from tests.support.formula_model import change, make_formula_model, numbers
+from tests.support.formula_model import change, make_formula_adapter, make_formula_model, numbers
 from tests.tasks.small_tokenizer import WORDS
 
 FILE = Path(__file__).with_name("trl_training.json")
@@ -31,6 +32,9 @@ ONLINE = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completio
 QUARTERS = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
 TWO_STEPS = {"per_device_train_batch_size": 4, "steps_per_generation": 2, "max_steps": 6}
 TWICE = {"num_iterations": 2, "max_steps": 6}
+ADAPTER = {
+    "use_peft": True, "lora_r": 4, "lora_alpha": 8, "lora_target_modules": ["q_proj", "down_proj"], "lora_dropout": 0.0,
+}  # fmt: skip
 CASES = {
     "sft": ("sft", "qwen3", {}),
     "sft, accumulated, cosine": ("sft", "llama", {**HALVES, "lr_scheduler_type": "cosine"}),
@@ -41,6 +45,7 @@ CASES = {
     "dpo, a reference that follows": (
         "dpo", "qwen3", {"sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.7},
     ),
+    "dpo, an adapter": ("dpo", "qwen3", {**HALVES, **ADAPTER}),
     "kto": ("kto", "qwen3", {"beta": 0.3, "desirable_weight": 1.5, "undesirable_weight": 0.7}),
     "reward": ("reward", "qwen3", {**HALVES, "center_rewards_coefficient": 0.05}),
     "grpo, dapo": ("grpo", "qwen3", {**QUARTERS, "loss_type": "dapo"}),
@@ -133,13 +138,21 @@ class Log(TrainerCallback):
             self.steps.append(logs)
 
 
+def plain(name: str) -> str:
+    """A parameter's name without the marks of peft's model."""
+    return name.removeprefix("base_model.model.").replace(".default.", ".")
+
+
 def trained(trainer: str, family: str, stated: dict) -> dict:
     """What a trainer makes of its rows with these options."""
     folder = make_formula_model(Path(mkdtemp()), family, scalar=trainer == "reward")
     auto = AutoModelForSequenceClassification if trainer == "reward" else AutoModelForCausalLM
     model, tokenizer = auto.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
     tokenizer.pad_token = "<unk>"
-    before = {name: values.detach().clone() for name, values in model.named_parameters()}
+    if "use_peft" in stated:
+        adapter = make_formula_adapter(Path(mkdtemp()), folder, stated)
+        model = PeftModel.from_pretrained(model, adapter, is_trainable=True)
+    before = {name: values.detach().clone() for name, values in model.named_parameters() if values.requires_grad}
     kind, config = KINDS[trainer]
     online = trainer in ("grpo", "rloo")
     options = {**OPTIMIZER, **(ONLINE if online else {}), **stated}
@@ -147,9 +160,10 @@ def trained(trainer: str, family: str, stated: dict) -> dict:
     in_order = {"train_sampling_strategy": "sequential"} if not online else {"shuffle_dataset": False}
     whole = {} if online else {"max_length": None}
     more = {"shuffle_dataset": False} if trainer == "sft" else {}
-    args = config(output_dir=mkdtemp(), **unlogged, **in_order, **whole, **more, **options)
+    of_trainer = {name: value for name, value in options.items() if name not in ADAPTER}
+    args = config(output_dir=mkdtemp(), **unlogged, **in_order, **whole, **more, **of_trainer)
     given = {"reward_funcs": [reward]} if online else {}
-    if trainer in ("dpo", "kto"):
+    if trainer in ("dpo", "kto") and "use_peft" not in stated:
         given["ref_model"] = auto.from_pretrained(folder, dtype=torch.float32)
     log, data = Log(), Dataset.from_list(rows(trainer))
     kept = type(kind.__name__, (Kept, kind), {"losses": [], "generated": 0})
@@ -163,7 +177,7 @@ def trained(trainer: str, family: str, stated: dict) -> dict:
         "loss": [sum(run.losses[at : at + each]) for at in range(0, len(run.losses), each)],
         "grad_norm": [float(step["grad_norm"]) for step in log.steps],
         "learning_rate": [step["learning_rate"] for step in log.steps],
-        "changes": {name: round(change(name, values, after[name]), 9) for name, values in before.items()},
+        "changes": {plain(name): round(change(plain(name), before[name], after[name]), 9) for name in before},
     }
 
 

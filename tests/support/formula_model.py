@@ -1,8 +1,11 @@
 """A tiny model whose weights follow from a formula, so that what another program recorded of it stays true."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -30,6 +33,19 @@ def make_formula_model(folder: Path, family: str, *, scalar: bool = False) -> st
             values.copy_(norm + (0.2 if norm else 0.5) * numbers(seed, values.shape))
     model.save_pretrained(folder)
     return save_small_tokenizer(folder)
+
+
+def make_formula_adapter(folder: Path, model: str, options: Mapping[str, Any]) -> str:
+    """An adapter of a model for the options of TRL's, as peft writes it; B is zero, as in a new adapter."""
+    matrices, rank = options["lora_target_modules"], options["lora_r"]
+    config = LoraConfig(r=rank, lora_alpha=options["lora_alpha"], target_modules=matrices, task_type="CAUSAL_LM")
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), config)
+    with torch.no_grad():
+        for seed, (name, values) in enumerate(sorted(adapted.named_parameters())):
+            if "lora_A" in name:
+                values.copy_(numbers(seed, values.shape))
+    adapted.save_pretrained(folder)
+    return str(folder)
 
 
 def change(name: str, before: Tensor, after: Tensor) -> float:

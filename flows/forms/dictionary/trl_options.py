@@ -106,7 +106,8 @@ def _is_of_micro_batches(job: Job) -> bool:
 
 
 def _is_of_a_generation(job: Job) -> bool:
-    return job["loss_type"] in ("dapo", "cispo") and _is_split(job)
+    is_one_step = job["steps_per_generation"] == job["gradient_accumulation_steps"]
+    return job["loss_type"] in ("dapo", "cispo") and not is_one_step
 
 
 def _pair_loss(job: Job) -> str | None:
@@ -124,7 +125,7 @@ def _assistant_only(job: Job) -> None:
 
 UNLIKE_MEANS = (
     ("TRL takes the mean of micro-batches' means", _is_of_micro_batches),
-    ("TRL divides by the mean tokens of a mini-batch", _is_of_a_generation),
+    ("TRL divides by a generation's tokens, scaled to an optimizer step", _is_of_a_generation),
 )
 """Means that differ from ours of the same name: how, and in which jobs."""
 GROUPS: tuple[Rule, ...] = (

@@ -212,7 +212,7 @@ def test_what_is_so_here_too_is_not_refused(option, value, why):
 MINI_BATCHES = {"steps_per_generation": 2, "num_generations": 2}
 UNLIKE = {
     "bnpo": ("loss_type", {"loss_type": "bnpo"}, TRL_BATCH, "TRL takes the mean of micro-batches' means"),
-    "dapo": ("loss_type", {"loss_type": "dapo"}, MINI_BATCHES, "TRL divides by the mean tokens of a mini-batch"),
+    "dapo": ("loss_type", {"loss_type": "dapo"}, MINI_BATCHES, "TRL divides by a generation's tokens"),
     "k2": ("use_bias_correction_kl", {"use_bias_correction_kl": True, "beta": 0.1}, {"num_iterations": 2}, "about the gradient"),
     "masked": ("mask_truncated_completions", {"mask_truncated_completions": True}, {"loss_type": "grpo"}, "counts them too"),
 }  # fmt: skip
