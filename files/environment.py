@@ -4,7 +4,9 @@ That file shows the variables that a process was started with, and every process
 play's tool could read the credentials of each process above it. Our processes are therefore started with only the
 variables of `is_shown`, and read the others from a descriptor before they import anything:
 
-    python environment.py DESCRIPTOR -m MODULE ARGUMENTS...
+    python environment.py DESCRIPTOR [LIFELINE] -m MODULE ARGUMENTS...
+
+LIFELINE is the end of a pipe: the process ends as soon as no other process holds the pipe's other end.
 
 A process that somebody else started, such as a run at a terminal, wipes these variables out of that memory (`hide`).
 This file also runs as a script, so it imports only the standard library.
@@ -21,6 +23,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 
 HARMLESS = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 """Variables that every process may see; a play gets no others."""
@@ -62,16 +65,16 @@ def starts_module(command: Sequence[str]) -> bool:
 
 @contextmanager
 def handed_over(
-    command: Sequence[str], environment: Mapping[str, str]
+    command: Sequence[str], environment: Mapping[str, str], lifeline: int | None = None
 ) -> Iterator[tuple[list[str], dict[str, str], int]]:
     """Yield the command, the environment and the descriptor to start `python ... -m MODULE` with.
 
     The process inherits the descriptor, and then has all of `environment` before it imports MODULE. The descriptor is
-    closed here after the body.
+    closed here after the body. If it inherits a `lifeline` too, it ends with the pipe.
     """
     flags = command.index("-m")
     with written(environment) as descriptor:
-        script = str(Path(__file__).resolve()), str(descriptor)
+        script = str(Path(__file__).resolve()), str(descriptor), *([] if lifeline is None else [str(lifeline)])
         yield [*command[:flags], *script, *command[flags:]], shown(environment), descriptor
 
 
@@ -118,10 +121,21 @@ def _hidden_entries() -> Iterable[tuple[int, int]]:
         begin += len(entry) + 1
 
 
+def _end_with(lifeline: int) -> None:
+    """End this process, however its starter ended, once the other end of a pipe is closed."""
+    os.read(lifeline, 1)  # nobody writes
+    os._exit(1)
+
+
 def _main() -> None:
     """Take the variables from the descriptor, then run the module as `python -m` does."""
-    descriptor, _, module, *arguments = sys.argv[1:]
-    take(int(descriptor))
+    flag = sys.argv.index("-m")
+    descriptor, *lifelines = map(int, sys.argv[1:flag])
+    module, *arguments = sys.argv[flag + 1 :]
+    take(descriptor)
+    for lifeline in lifelines:
+        os.set_inheritable(lifeline, False)
+        Thread(target=_end_with, args=(lifeline,), name="lifeline", daemon=True).start()
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd()  # noqa: PTH109  the folder of this script is there
     sys.argv = [module, *arguments]

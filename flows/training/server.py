@@ -22,6 +22,8 @@ NO_TELEMETRY = "PREFECT_SERVER_ANALYTICS_ENABLED"
 START_SECONDS = 120
 """Default limit for the start of a temporary server: Prefect's 20 s are too short on a busy machine."""
 SOON = Timeout(10, connect=2)  # seconds; a connection is tried four times
+_LIFELINES: list[int] = []
+"""Open ends of pipes: the kernel closes them however this process ends, and the servers that it started end then."""
 _ADDRESS = re.compile(r"https?://[^/\s]+(/.*)?/api(/.*)?", re.IGNORECASE)
 
 
@@ -82,16 +84,25 @@ def _remedy(url: str, status: int | None) -> str:
 def processes_beside() -> Iterator[None]:
     """Start processes in process groups of their own, so that Ctrl-C at a terminal does not end them.
 
-    Otherwise a run's temporary server would end before the run, which still has to report its end there. Tools of plays
-    cannot read the server's variables in `/proc`.
+    Otherwise a run's temporary server would end before the run, which still has to report its end there. It ends with
+    this process, also if that is killed. Tools of plays cannot read the server's variables in `/proc`.
     """
     popen: Any = subprocess.Popen
 
     def beside(args: Sequence[str], *more: Any, env: Mapping[str, str] | None = None, **words: Any) -> Any:
         if env is None or not starts_module(args):
             return popen(args, *more, env=env, process_group=0, **words)
-        with handed_over(args, env) as (command, at_start, hidden):
-            return popen(command, *more, env=at_start, pass_fds=(hidden,), process_group=0, **words)
+        lifeline, held = os.pipe()
+        try:
+            with handed_over(args, env, lifeline) as (command, at_start, hidden):
+                started = popen(command, *more, env=at_start, pass_fds=(hidden, lifeline), process_group=0, **words)
+        except BaseException:
+            os.close(held)
+            raise
+        finally:
+            os.close(lifeline)
+        _LIFELINES.append(held)
+        return started
 
     subprocess.Popen = beside  # type: ignore[misc,assignment]  # Prefect has no setting for it
     try:
