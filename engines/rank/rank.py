@@ -233,7 +233,8 @@ class Rank:
         self._keep(command, "prompt_length", [torch.tensor(len(prompt)) for prompt in prompts])
         self._keep(command, "logprobs", [torch.tensor(row, dtype=torch.float32) for row in generated.logprobs])
         cut = cut_rows(generated.tokens, command.sampling, ends_of(model.command), model.command.model.path)
-        self._keep(command, "truncated", [torch.tensor(each, dtype=torch.uint8) for each in cut])
+        if "truncated" in command.call.outputs:  # else nobody would free it
+            self._keep(command, "truncated", [torch.tensor(each, dtype=torch.uint8) for each in cut])
         report = self._report(began, model, command=command)
         num_tokens = sum(map(len, generated.tokens))
         metrics = {} if generated.kept_mass is None else {"kept_mass": generated.kept_mass}
