@@ -63,7 +63,7 @@ SMOLLM2 = replace(
     vocab_size=49152,
 )
 TWO_DEVICES = ClusterShape("embedded", 1, 2, 8 * GIB)
-ROLLOUT = ("tokens", "prompt_length", "logprobs")
+ROLLOUT = ("tokens", "prompt_length", "logprobs", "truncated")
 SCORES = {"reward_inference": ("scores",)}
 
 

@@ -315,12 +315,15 @@ def test_calls_that_need_the_same_rows_share_a_transfer():
     assert moved == {
         "transfer.ref_inference@1": {"actor_generate": ("tokens", "prompt_length")},
         "transfer.advantages@1": {
-            "actor_generate": ("tokens", "prompt_length", "logprobs"),
+            "actor_generate": ("tokens", "prompt_length", "logprobs", "truncated"),
             "ref_inference": ("logprobs",),
             "reward_inference": ("scores",),
             "critic_inference": ("values",),
         },
-        "transfer.actor_train_step@1": {"actor_generate": ("logprobs",), "advantages": ("advantages",)},
+        "transfer.actor_train_step@1": {
+            "actor_generate": ("logprobs", "truncated"),
+            "advantages": ("advantages",),
+        },
         "transfer.critic_train_step@1": {"advantages": ("returns",)},
     }
     for name in ("reward_inference@1", "critic_inference@1", "actor_train_step@1", "critic_train_step@1"):

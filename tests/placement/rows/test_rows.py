@@ -108,7 +108,7 @@ def test_replicas_on_slower_nodes_get_fewer_rows():
     assert [len(held[device]) for device in (A, C, Device(1, 0), Device(1, 2))] == [3, 3, 1, 1]
 
 
-def keys_by_stage(output, head_keys=("tokens", "prompt_length", "logprobs")):
+def keys_by_stage(output, head_keys=("tokens", "prompt_length", "logprobs", "truncated")):
     """The keys that each of three stages needs for one kind of output, or for training."""
     graph = ppo()
     name = {"logprobs": "ref_inference", "values": "critic_inference", "scores": "reward_inference"}.get(output)
@@ -126,18 +126,18 @@ def test_a_stage_needs_only_the_keys_it_uses():
     assert keys_by_stage("logprobs") == [{"tokens"}, set(), {"tokens", "prompt_length"}]
     assert keys_by_stage("values") == [{"tokens"}, set(), {"prompt_length"}]
     assert keys_by_stage("scores") == [{"tokens"}, set(), set()]
-    columns = {"tokens", "prompt_length", "logprobs", "advantages"}
+    columns = {"tokens", "prompt_length", "logprobs", "truncated", "advantages"}
     assert keys_by_stage("train") == [{"tokens"}, set(), columns]
 
 
 def test_transfers_move_no_key_to_a_stage_that_does_not_use_it():
-    """Eight rows of tokens to the first stage; of all columns to the last: 8 * 1 + 8 * 4, not 16 * 4."""
+    """Eight rows of tokens to the first stage; of all columns to the last: 8 * 1 + 8 * 5, not 16 * 5."""
     graph = ppo()
     plan = plan_of(graph, actor_train_step=on("n0:2-3", "megatron", pp=2))
     moved = defaultdict(int)
     for move in row_transfers(graph, plan, "actor_train_step", told=LENGTHS):
         moved[move.target] += len(move.keys) * len(move.rows)
-    assert moved == {C: 8, D: 8 * 4}
+    assert moved == {C: 8, D: 8 * 5}
 
 
 def makes(call, at, strategy):
