@@ -56,3 +56,12 @@ def film_of(number: int) -> str:
 def answers(row):
     """The number of answers of tools."""
     return float(sum(message["role"] == "tool" for message in row["messages"]))
+
+
+async def asks_twice(row, say):
+    """A reward for each turn, and a score."""
+    said = await say()
+    say.reward(0.5 * len(set(said.tokens)))
+    said = await say("good film it is")
+    say.reward(-0.25)
+    return sum(said.tokens) % 5

@@ -22,3 +22,9 @@ def last_word(row):
     """Right if the response has more than two words; its answer is the last of them."""
     words = row["response"].split()
     return {"score": float(len(words) > 2), "answer": words[-1] if words else None, "words": len(words)}
+
+
+def spread(row):
+    """More for different tokens, less for many."""
+    ids = row["response_ids"]
+    return len(set(ids)) - 0.25 * len(ids) + 0.1 * (sum(ids) % 7)

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from prefect_rlhf import PPO
 from prefect_rlhf.flows.ppo import ppo
+from tests.flows import plays
 from tests.support.cases import first
 from tests.support.runs import completed, leased, read_lines
 from tests.support.tiny import make_model, ppo_parameters
@@ -43,7 +44,7 @@ def folders(tmp_path_factory):
 def test_the_weights_after_a_step_follow_from_the_written_rows(folders, tmp_path, scored_by):
     given = folders | {"output_dir": str(tmp_path / "runs")}
     if scored_by == "play":
-        given["play"] = {"function": f"{__file__}:asks_twice", "max_tokens": 24}
+        given["play"] = {"function": f"{plays.__file__}:asks_twice", "max_tokens": 24}
         given.pop("reward")
     with leased(2):
         run_dir = completed(ppo, given)
@@ -58,15 +59,6 @@ def test_the_weights_after_a_step_follow_from_the_written_rows(folders, tmp_path
         trained = type(model).from_pretrained(run_dir / role, dtype=torch.float32)
         for found, expected in zip(trained.parameters(), model.parameters(), strict=True):
             torch.testing.assert_close(found, expected, atol=5e-5, rtol=0)
-
-
-async def asks_twice(row, say):
-    """A reward for each turn, and a score."""
-    said = await say()
-    say.reward(0.5 * len(set(said.tokens)))
-    said = await say("good film it is")
-    say.reward(-0.25)
-    return sum(said.tokens) % 5
 
 
 class Step:

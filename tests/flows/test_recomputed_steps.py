@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from prefect_rlhf import GRPO
 from prefect_rlhf.flows.grpo import grpo
+from tests.flows import rewards
 from tests.support.cases import first
 from tests.support.runs import completed, leased, read_lines
 from tests.support.tiny import make_model, make_prompts
@@ -52,7 +53,7 @@ def test_the_weights_after_a_step_follow_from_the_written_rows(folders, tmp_path
         roles.pop("ref")
     prompts = {"path": folders["prompts"]}
     given = {"prompts": prompts, "held_out": prompts | {"split": "held_out"}, "algo": algo, **roles}
-    functions = {"spread": {"function": f"{__file__}:spread"}}
+    functions = {"spread": {"function": f"{rewards.__file__}:spread"}}
     with leased(devices):
         run_dir = completed(
             grpo, given | {"reward": {"functions": functions}, "steps": 1, "output_dir": str(tmp_path / "runs")}
@@ -71,12 +72,6 @@ def test_the_weights_after_a_step_follow_from_the_written_rows(folders, tmp_path
     trained = AutoModelForCausalLM.from_pretrained(run_dir / "actor", dtype=torch.float32)
     for found, expected in zip(trained.parameters(), step.model.parameters(), strict=True):
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
-
-
-def spread(row):
-    """More for different tokens, less for many."""
-    ids = row["response_ids"]
-    return len(set(ids)) - 0.25 * len(ids) + 0.1 * (sum(ids) % 7)
 
 
 class Step:
@@ -109,7 +104,9 @@ class Step:
 
     def relative_scores(self):
         """GRPO's, Dr. GRPO's or RLOO's advantage of each row."""
-        scores = np.array([spread({"response_ids": self.rows["tokens"][i][-n:]}) for i, n in enumerate(self.lengths)])
+        scores = np.array(
+            [rewards.spread({"response_ids": self.rows["tokens"][i][-n:]}) for i, n in enumerate(self.lengths)]
+        )
         assert self.rows["reward"] == pytest.approx(scores, abs=1e-5)
         if self.algo.overlong.buffer:  # equation 13 of DAPO
             free = LIMIT - self.algo.overlong.buffer
