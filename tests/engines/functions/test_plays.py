@@ -186,6 +186,6 @@ def test_a_function_without_the_play_signature_is_refused_in_one_line(pool_of, n
 
 def test_a_worker_whose_parent_was_stopped_ends_without_a_wait(pool_of, caplog):
     """The pool would wait ten seconds, and then say that the process did not end."""
-    ends, _ = played(pool_of("stops_its_parent", retries=0), ROWS)
+    ends, _ = played(pool_of("stops_its_parent", retries=0, deadline_seconds=10.0), ROWS)
     assert [type(end) for end in ends] == [Over, Failed, Over]
     assert not caplog.records
