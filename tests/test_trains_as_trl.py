@@ -25,7 +25,7 @@ FILE = json.loads((Path(__file__).parent / "data" / "trl_training.json").read_te
 CASES = FILE["cases"]
 ROWS = {"sft": "chats", "dpo": "pairs", "kto": "answers", "reward": "pairs", "grpo": "prompts"}
 VALUE_OF_ITS_OWN = ("rloo", "grpo, k2")
-"""Losses with the gradient of TRL's and another value: a sum over tokens, and k2 in place of k3 times the ratio."""
+"""Only the gradient equals TRL's here, not the loss: RLOO sums over tokens, and k2 replaces k3 times the ratio."""
 REWARD = """
 def reward(completion_ids, **columns):
     return [sum(ids) % 7 / 2 for ids in completion_ids]

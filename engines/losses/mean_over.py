@@ -54,8 +54,8 @@ class RowParts:
     def counted(self, output: Tensor) -> Tensor:
         """Return a model's output with 0 at tokens that are not trained on.
 
-        No loss is a mean over these, but a KL of a tool's answer may overflow there, and 0 times the slope of an
-        infinite value is not a number. This keeps it from the gradient.
+        The loss leaves these tokens out. But their KL, as at a tool's answer, may overflow, and in the gradient 0 times
+        infinity would be NaN.
         """
         if output.shape[:2] != self.mask_BT.shape:
             return output

@@ -26,7 +26,7 @@ def ending_with(lifeline: int, command: Sequence[str]) -> list[str]:
     ['python', '-P', '-m', 'prefect_rlhf.files.processes.lifeline', '7', 'http.server', '8000']
     """
     module = command.index("-m") + 1
-    return [*command[:module], "prefect_rlhf.files.processes.lifeline", str(lifeline), *command[module:]]
+    return [*command[:module], __name__, str(lifeline), *command[module:]]
 
 
 def exit_with(lifeline: int) -> None:

@@ -101,7 +101,7 @@ def unwritten_thoughts(tokenizer: Any, variables: Variables | None = None) -> st
 
 
 def _heading(before: str, prompt: str, after: str) -> str:
-    """Return the generation prompt, without the thoughts it opens if the chat `after` it doesn't begin with them."""
+    """Return the generation prompt. If it opens thoughts that the chat `after` it leaves out, so does the result."""
     known, opened, _ = prompt[len(before) :].rpartition(THOUGHTS)
     is_unwritten = bool(known and opened) and not after.startswith(prompt) and after.startswith(before + known)
     return before + known if is_unwritten else prompt

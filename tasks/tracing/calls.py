@@ -57,8 +57,8 @@ def generate(
 ) -> RowsHandle:
     """Generate `samples` responses to each prompt; the result has a row for each response.
 
-    Its keys are `tokens`, `prompt_length`, `logprobs`, the log-probabilities under the policy that generated them, and
-    `truncated` [B] (1 if a response was cut at `max_new_tokens`, before an end token or a stop string).
+    Its keys are `tokens`, `prompt_length`, `logprobs` (under the policy that generated the tokens) and `truncated` [B],
+    which is 1 for a response that was cut at `max_new_tokens`, before an end token or a stop string.
     Each step takes `batch_size` prompts from the dataset (None takes all, as an evaluation needs). Instead of a
     dataset, you can pass rows with `prompt_tokens` that a computation made.
 

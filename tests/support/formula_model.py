@@ -49,6 +49,6 @@ def make_formula_adapter(folder: Path, model: str, options: Mapping[str, Any]) -
 
 
 def change(name: str, before: Tensor, after: Tensor) -> float:
-    """A number that tells one change of a parameter from another: its part along a direction of the parameter's own."""
+    """Project a parameter's change on a fixed direction: two different changes give two different numbers."""
     direction = numbers(1 + sum(name.encode()), before.shape).sign()
     return float(((after.double().view(before.shape) - before.double()) * direction).sum() / before.numel() ** 0.5)

@@ -24,7 +24,7 @@ ONE = whole(ClusterShape("one", num_nodes=1, devices_per_node=1, device_memory_b
 
 @dataclass(frozen=True)
 class Trained:
-    """The metrics of each train_step, and the weights after the last."""
+    """What training left: the metrics of each train_step, and the final weights."""
 
     steps: list[Mapping[str, float]]
     weights: Mapping[str, Tensor]

@@ -13,7 +13,8 @@ from typing import Any
 from prefect_rlhf.files.foreign_file import read_json_object
 from prefect_rlhf.files.model_folder import TOKENIZER_CONFIG
 
-MODEL, JSON = "tokenizer.model", "tokenizer.json"
+FILE = "tokenizer.json"
+_PIECES = "tokenizer.model"
 _TEXT = "The film  is good.\n\n    The code is 4711 caf\u00e9 \u2603"
 _WORDS = 512  # of a vocabulary, to compare
 _SPACE = "\u2581"
@@ -26,28 +27,26 @@ def stated(folder: str) -> dict[str, Any]:
     return read_json_object(TOKENIZER_CONFIG, file) if file.is_file() else {}
 
 
+def has_pieces_alone(folder: str) -> bool:
+    """Whether a folder has sentencepiece's file and no tokenizer.json."""
+    return Path(folder, _PIECES).is_file() and not Path(folder, FILE).is_file()
+
+
 def read_as_pieces(tokenizer: Any, folder: str) -> Any:
-    """Return a folder's tokenizer if it reads tokenizer.model rightly, else another one that does.
+    """Return the tokenizer of a folder with pieces alone if it reads them rightly, else another one that does.
 
     Raises ValueError if no class of transformers reads the file as sentencepiece does.
     """
-    if Path(folder, JSON).is_file() or not Path(folder, MODEL).is_file():
-        return tokenizer
-    for candidate in _candidates(tokenizer, folder):
-        if _agrees(candidate, folder):
-            tokenizer = candidate
-            break
-    else:
-        raise ValueError(f"transformers reads {MODEL} otherwise than sentencepiece: make a {JSON} of it")
-    if "add_bos_token" not in stated(folder) and tokenizer.bos_token is not None:
-        tokenizer.add_bos_token = True
-    return tokenizer
+    right = next((candidate for candidate in _candidates(tokenizer, folder) if _agrees(candidate, folder)), None)
+    if right is None:
+        raise ValueError(f"transformers reads {_PIECES} otherwise than sentencepiece: make a {FILE} of it")
+    if "add_bos_token" not in stated(folder) and right.bos_token is not None:
+        right.add_bos_token = True
+    return right
 
 
 def is_misread(folder: str, tokenizer: Any) -> bool:
-    """Whether transformers alone reads a folder's tokenizer.model otherwise than `tokenizer`, which is right."""
-    if Path(folder, JSON).is_file() or not Path(folder, MODEL).is_file():
-        return False
+    """Whether transformers alone reads the pieces of a folder otherwise than `tokenizer`, which is right."""
     from transformers import AutoTokenizer
 
     alone = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -60,7 +59,7 @@ def _candidates(tokenizer: Any, folder: str) -> Iterator[Any]:
     from transformers import LlamaTokenizer
     from transformers.convert_slow_tokenizer import SentencePieceExtractor, generate_merges
 
-    model = SentencePieceExtractor(str(Path(folder, MODEL))).proto
+    model = SentencePieceExtractor(str(Path(folder, _PIECES))).proto
     is_bpe = isinstance(tokenizer.backend_tokenizer.model, BPE)
     if is_bpe is (model.trainer_spec.model_type == _BPE):
         yield tokenizer
@@ -79,13 +78,14 @@ def _candidates(tokenizer: Any, folder: str) -> Iterator[Any]:
 def _agrees(tokenizer: Any, folder: str) -> bool:
     from sentencepiece import SentencePieceProcessor  # only here: few folders need it
 
-    pieces = SentencePieceProcessor(model_file=str(Path(folder, MODEL)))
+    pieces = SentencePieceProcessor(model_file=str(Path(folder, _PIECES)))
     has_space = stated(folder).get("add_prefix_space") is not False
     for text in _texts(pieces):
-        expected = pieces.encode(text if has_space else f"\n{text}")
+        begun = text if has_space else f"\n{text}"
+        expected = pieces.encode(begun)
         if not has_space and pieces.id_to_piece(expected[0]) == _SPACE:
             expected = expected[1:]
-        if tokenizer(text if has_space else f"\n{text}", add_special_tokens=False)["input_ids"] != expected:
+        if tokenizer(begun, add_special_tokens=False)["input_ids"] != expected:
             return False
     return True
 

@@ -6,13 +6,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from prefect_rlhf.engines.sampling.chats.pieces import MODEL, is_misread, read_as_pieces, stated
+from prefect_rlhf.engines.sampling.chats.pieces import FILE, has_pieces_alone, is_misread, read_as_pieces, stated
 from prefect_rlhf.errors.errors import refusing
 from prefect_rlhf.files.hub.hub_path import shown_folder
 from prefect_rlhf.files.model_folder import TOKENIZER_CONFIG
 from prefect_rlhf.files.storage.inputs import model_folder
 
-FILE = "tokenizer.json"
 _BYTES = "ByteLevel"  # how tokenizer.json names the spelling of GPT-2 and Llama 3
 _PLAIN = "PreTrainedTokenizerFast"  # the class that does what tokenizer.json says
 _NAMED = ("bos_token", "eos_token", "unk_token")
@@ -41,7 +40,8 @@ def loaded(folder: str, template: str | None = None) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if _drops_spaces(tokenizer, folder):
         tokenizer = _by_its_file(folder)
-    tokenizer = read_as_pieces(tokenizer, folder)
+    if has_pieces_alone(folder):
+        tokenizer = read_as_pieces(tokenizer, folder)
     if template is not None:
         tokenizer.chat_template = template
         setattr(tokenizer, _IS_SET, True)
@@ -54,17 +54,18 @@ def corrected_files(folder: str) -> Mapping[str, str]:
     Other versions and vLLM then read them as `loaded` reads the folder.
     """
     content = stated(folder)
-    if Path(folder, FILE).is_file():
-        if not str(content.get("tokenizer_class")).startswith("LlamaTokenizer"):
+    if has_pieces_alone(folder):
+        tokenizer = loaded(folder)
+        if not is_misread(folder, tokenizer):
             return {}
+        named = {name: str(token) for name in _NAMED if (token := getattr(tokenizer, name)) is not None}
+        content = named | content | {"add_bos_token": tokenizer.add_bos_token}
+    elif Path(folder, FILE).is_file() and str(content.get("tokenizer_class")).startswith("LlamaTokenizer"):
         tokenizer = loaded(folder)
         if type(tokenizer).__name__.startswith("LlamaTokenizer"):
             return {}
-    elif not Path(folder, MODEL).is_file() or not is_misread(folder, tokenizer := loaded(folder)):
-        return {}
     else:
-        named = {name: str(token) for name in _NAMED if (token := getattr(tokenizer, name)) is not None}
-        content = named | content | {"add_bos_token": tokenizer.add_bos_token}
+        return {}
     config = json.dumps(content | {"tokenizer_class": _PLAIN}, indent=2, ensure_ascii=False)
     return {FILE: tokenizer.backend_tokenizer.to_str(pretty=True), TOKENIZER_CONFIG: f"{config}\n"}
 

@@ -23,11 +23,3 @@ def line_of(name, file="of_a_person.py", below=0):
     lines = (FOLDER / file).read_text().splitlines()
     number = next(n for n, line in enumerate(lines, 1) if line.removeprefix("async ").startswith(f"def {name}("))
     return f"{FOLDER / file}:{number + below} in {name}"
-
-
-def alive(pid):
-    """Whether a process runs; one that nobody has reaped yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False

@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from host_cases import QUICK, alive, function, row
+from host_cases import QUICK, function, row
 
 from prefect_rlhf.engines.functions.function import HostSettings
 from prefect_rlhf.engines.functions.scoring.pool import HostPool
+from tests.support.alive import is_alive
 from tests.support.cases import combinations, first
 
 PROGRAM = """
@@ -41,9 +42,9 @@ def pids_in(files, seconds=30.0):
 def left(pids, seconds=20.0):
     """Which of these processes still run, when none of them should."""
     end = time.monotonic() + seconds
-    while any(map(alive, pids)) and time.monotonic() < end:
+    while any(map(is_alive, pids)) and time.monotonic() < end:
         time.sleep(0.01)
-    return [pid for pid in pids if alive(pid)]
+    return [pid for pid in pids if is_alive(pid)]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_workers_end_with_the_process_that_has_the_pool(tmp_path, number, name):
     try:
         pids = pids_in(files)
         assert len(pids) == PROCESSES[name]
-        assert all(map(alive, pids))
+        assert all(map(is_alive, pids))
     finally:
         parent.send_signal(number)
         parent.wait(30)
@@ -95,7 +96,7 @@ def test_a_daemon_of_a_function_ends_with_its_worker(tmp_path, response):
         assert len(pool.score(rows, "a test").failures) == (0 if response == "good" else 2)
         if response != "good":
             assert left(pids_in(files)) == []
-    assert not any(map(alive, pids_in(files))), "closing waits for them"
+    assert not any(map(is_alive, pids_in(files))), "closing waits for them"
 
 
 def test_an_interrupt_leaves_no_worker(tmp_path):

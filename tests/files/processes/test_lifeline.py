@@ -9,10 +9,12 @@ import time
 import pytest
 
 from prefect_rlhf.files.processes.lifeline import ending_with
+from tests.support.alive import is_alive
 
 PARENT = """
 import os, subprocess, sys
 from prefect_rlhf.files.processes.lifeline import ending_with
+from tests.support.alive import is_alive
 
 lifeline, _ = os.pipe()
 command = ending_with(lifeline, [sys.executable, "-m", "http.server", "0", "--bind", "127.0.0.1"])
@@ -21,14 +23,6 @@ child.stdout.readline()  # it serves
 print(child.pid, flush=True)
 child.wait()
 """
-
-
-def is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])

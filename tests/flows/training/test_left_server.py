@@ -5,10 +5,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
+from tests.support.alive import is_alive
 from tests.support.migrated_database import put_database
 
 pytestmark = pytest.mark.slow
@@ -20,12 +20,6 @@ check_server()
 print(*" ".join(file.read_text() for file in Path("/proc/self/task").glob("*/children")).split(), flush=True)
 sys.stdin.read()
 """
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.parametrize("ended_by", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.all)])

@@ -35,7 +35,7 @@ class Rows:
         self.random, self.cut = torch.Generator().manual_seed(seed), cut
 
     def tokens(self, key):
-        """A batch with a number per token; the other tokens have numbers whose exponentials are infinite."""
+        """A batch with random numbers at its own tokens. At the others they are so large that exp() is infinite."""
         columns = [torch.randn(len(mask), generator=self.random) * (1000 - 999 * mask) for mask in self.masks]
         if self.cut:
             columns = [column[mask > 0] for column, mask in zip(columns, self.masks, strict=True)]

@@ -22,8 +22,8 @@ OF_VERL = {
     "gb200": 2500, "b200": 2250, "mi300x": 1307, "mi355x": 2500, "h100": 989, "h800": 989, "h200": 989, "a100-80": 312,
     "a800": 312, "l40s": 362.05, "l40": 181.05, "a40": 149.7, "h20": 148,
 }  # fmt: skip
-# Dense (bfloat16, float32) TFLOP/s in `_CUDA_FLOPS` of lightning/fabric/utilities/throughput.py, Lightning 2.6.6. Its
-# bfloat16 of NVL cards and of workstation cards is not that of dense tensor cores, so it is not here.
+# Dense (bfloat16, float32) TFLOP/s, from `_CUDA_FLOPS` in lightning/fabric/utilities/throughput.py of Lightning 2.6.6.
+# For NVL and workstation cards Lightning has other numbers than dense tensor cores reach, so these are left out.
 OF_LIGHTNING = {
     "h100": (989.4, 66.9), "h100-pcie": (756, 51.2), "a100-pcie-40": (312, 19.5), "l4": (121, 30.3), "l40": (181, 90.5),
     "a10": (125, 31.2),
