@@ -147,7 +147,7 @@ def test_a_wrong_parameter_is_refused_before_a_search_or_an_engine_is_imported(w
 
 @pytest.mark.parametrize("words", [["--help"], ["plan", "--help"], ["graph", "grpo"], ["runs", "."]], ids=" ".join)
 def test_a_reader_that_has_read_enough_ends_a_command_without_a_word(words, tmp_path):
-    """As in `prefect-rlhf plan ... | head`: with the status of a shell for a closed pipe, or that of rich for a help."""
+    """As in `prefect-rlhf plan ... | head`: with a shell's status for a closed pipe, or that of rich for a help."""
     reading, writing = os.pipe()
     os.close(reading)
     program = "import sys; from prefect_rlhf.flows.commands.cli import main; sys.exit(main())"
